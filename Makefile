@@ -1,0 +1,134 @@
+# latentd.  `make help` lists the goals; `make demo` and `make test` do everything on a fresh Debian machine.
+#   V=1 shows commands; BUILD=dir puts a flavour's files elsewhere; CUDA=0 leaves the CUDA backend out.
+
+.DEFAULT_GOAL := all
+FLAVOUR ?= release
+ROOT    := build
+BUILD   ?= $(ROOT)/$(FLAVOUR)
+CC      ?= gcc
+AR      ?= ar
+V       ?= 0
+Q       := $(if $(filter 1,$(V)),,@)
+MAKEFLAGS += --no-print-directory
+
+FOLDERS := config kernels mempool radix model scheduler server
+
+# What each folder may call, transitively: the link order of its tests (design: who may include whom).
+DEPS_config    := config
+DEPS_kernels   := kernels config
+DEPS_mempool   := mempool kernels config
+DEPS_radix     := radix config
+DEPS_model     := model mempool kernels config
+DEPS_scheduler := scheduler radix model mempool kernels config
+DEPS_server    := server scheduler radix model mempool kernels config
+
+PKGS   := libmicrohttpd libuv libcjson libpcre2-8
+PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+PKG_LIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
+TEST_LIBS  := $(shell pkg-config --libs cmocka 2>/dev/null || echo -lcmocka)
+
+WARN   := -Wall -Wextra -Wstrict-prototypes -Wmissing-prototypes -Wshadow -Wvla -Wno-missing-field-initializers -Werror
+# -ffp-contract=off: the order of every sum and the rounding points are the contract (no fused multiply-add unless written).
+BASE   := -std=c17 -D_GNU_SOURCE -I. -ffp-contract=off -fno-math-errno -pthread $(PKG_CFLAGS) $(WARN)
+OPT_release := -O2 -g1 -DNDEBUG
+OPT_debug   := -O0 -g3 -DLTD_DEBUG
+OPT_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -DLTD_DEBUG
+OPT_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -DLTD_DEBUG
+OPT_fuzz    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,fuzzer-no-link -DLTD_DEBUG
+ifeq ($(FLAVOUR),fuzz)
+CC := clang
+endif
+CFLAGS  := $(BASE) $(OPT_$(FLAVOUR)) $(EXTRA_CFLAGS)
+LDFLAGS := $(filter -fsanitize%,$(subst $(comma)fuzzer-no-link,,$(OPT_$(FLAVOUR)))) -pthread
+LIBS    := $(PKG_LIBS) -lm
+
+# ---------------------------------------------------------------- sources
+SRC = $(foreach f,$(1),$(filter-out server/main.c,$(wildcard $(f)/*.c $(f)/cpu/*.c)))
+OBJ = $(patsubst %.c,$(BUILD)/%.o,$(call SRC,$(1)))
+LIB = $(patsubst %,$(BUILD)/lib%.a,$(1))
+
+# The CPU kernels are compiled once per instruction set into one binary and chosen at run time: kernels/cpu/vec_*.c
+# are the files that profit; each defines its symbols through VEC_NAME() with the suffix of its instruction set.
+ARCH := $(shell $(CC) -dumpmachine | cut -d- -f1)
+ifeq ($(ARCH),x86_64)
+ISAS := v2 v3 v4
+ISA_v2 := -march=x86-64-v2
+ISA_v3 := -march=x86-64-v3
+ISA_v4 := -march=x86-64-v4 -mprefer-vector-width=512
+else
+ISAS := base
+ISA_base :=
+endif
+VEC_SRC := $(wildcard kernels/cpu/vec_*.c)
+VEC_OBJ := $(foreach i,$(ISAS),$(patsubst %.c,$(BUILD)/%.$(i).o,$(VEC_SRC)))
+# Vector code is optimised in every flavour: its speed decides whether the tests end in time.
+VEC_OPT := -O3 -fno-trapping-math -fno-signed-zeros
+
+FLAGS_STAMP := $(BUILD)/.flags
+FLAGS_NOW   := $(CC) $(CFLAGS) $(LDFLAGS) $(ISAS)
+
+.PHONY: all debug test test-http test-clients soak bench asan tsan ubsan fuzz cover check-deps check-headers format clean help install demo deps FORCE
+
+all: $(BUILD)/latentd
+	@mkdir -p $(ROOT) && ln -sfn $(FLAVOUR)/latentd $(ROOT)/latentd
+
+$(FLAGS_STAMP): FORCE
+	@mkdir -p $(@D); printf '%s\n' "$(FLAGS_NOW)" | cmp -s - $@ || printf '%s\n' "$(FLAGS_NOW)" > $@
+
+$(BUILD)/%.o: %.c $(FLAGS_STAMP)
+	@mkdir -p $(@D); [ $(V) = 1 ] || echo "  CC    $<"
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+define isa_rule
+$(BUILD)/kernels/cpu/vec_%.$(1).o: kernels/cpu/vec_%.c $(FLAGS_STAMP)
+	@mkdir -p $$(@D); [ $(V) = 1 ] || echo "  CC    $$< ($(1))"
+	$(Q)$(CC) $(CFLAGS) $(VEC_OPT) $(ISA_$(1)) -DVEC_ISA=$(1) -MMD -MP -c -o $$@ $$<
+endef
+$(foreach i,$(ISAS),$(eval $(call isa_rule,$(i))))
+
+define lib_rule
+$(BUILD)/lib$(1).a: $(filter-out $(BUILD)/kernels/cpu/vec_%,$(call OBJ,$(1))) $(if $(filter kernels,$(1)),$(VEC_OBJ))
+	@mkdir -p $$(@D); rm -f $$@
+	$(Q)$(AR) rcs $$@ $$^
+endef
+$(foreach f,$(FOLDERS),$(eval $(call lib_rule,$(f))))
+
+BUILD_ID := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+$(BUILD)/config/status.o: CFLAGS += -DLTD_BUILD_ID='"$(BUILD_ID)"'
+
+$(BUILD)/latentd: $(BUILD)/server/main.o $(call LIB,$(DEPS_server))
+	@[ $(V) = 1 ] || echo "  LINK  $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(call LIB,$(DEPS_server)) $(LIBS)
+
+# ---------------------------------------------------------------- tests
+# tests/test_<folder>_<topic>.c: one small cmocka binary each; it sees its folder's libraries and no others.
+# tests/support/*.c: shared devices (fake model, byte tokenizer, checkpoint writer), linked where a test names them in SUPPORT_<test>.
+TESTS   := $(basename $(notdir $(wildcard tests/test_*.c)))
+BENCHES := $(basename $(notdir $(wildcard tests/bench/bench_*.c)))
+folder_of = $(word 2,$(subst _, ,$(1)))
+include tests/tests.mk
+
+support_of = $(patsubst %,$(BUILD)/tests/support/%.o,$(SUPPORT_$(1)))
+define test_rule
+$(BUILD)/tests/$(1): $(BUILD)/tests/$(1).o $(call support_of,$(1)) $(call LIB,$(or $(LINK_$(1)),$(DEPS_$(call folder_of,$(1)))))
+	@[ $(V) = 1 ] || echo "  LINK  $$@"
+	$(Q)$(CC) $(LDFLAGS) -o $$@ $$(filter %.o,$$^) $(call LIB,$(or $(LINK_$(1)),$(DEPS_$(call folder_of,$(1))))) $(TEST_LIBS) $(LIBS)
+endef
+$(foreach t,$(TESTS),$(eval $(call test_rule,$(t))))
+define bench_rule
+$(BUILD)/tests/bench/$(1): $(BUILD)/tests/bench/$(1).o $(call support_of,$(1)) $(call LIB,$(or $(LINK_$(1)),$(DEPS_$(call folder_of,$(1)))))
+	@[ $(V) = 1 ] || echo "  LINK  $$@"
+	$(Q)$(CC) $(LDFLAGS) -o $$@ $$(filter %.o,$$^) $(call LIB,$(or $(LINK_$(1)),$(DEPS_$(call folder_of,$(1))))) $(LIBS)
+endef
+$(foreach t,$(BENCHES),$(eval $(call bench_rule,$(t))))
+
+TEST_BINS  := $(patsubst %,$(BUILD)/tests/%,$(TESTS))
+BENCH_BINS := $(patsubst %,$(BUILD)/tests/bench/%,$(BENCHES))
+
+test-c: $(TEST_BINS)
+	$(Q)scripts/run_tests.sh $(BUILD) $(TEST_BINS)
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+clean:
+	rm -rf $(ROOT)

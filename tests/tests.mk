@@ -1,0 +1,2 @@
+# One line per test or benchmark that needs more than its own folder's libraries:
+#   SUPPORT_<name> := files of tests/support/ to link (without .c);  LINK_<name> := folders, in link order, instead of the default.
