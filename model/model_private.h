@@ -111,4 +111,8 @@ typedef struct model_weights {
 ltd_status model_weights_load(const model_config *c, const st_files *f, kern_backend *b, const kern_ctx *ctx, model_weights **out, ltd_err *err);
 void model_weights_destroy(model_weights *w);
 
+/* ---------------------------------------------------------------- a started model (model.c) */
+const model_limits *model__limits(const model *m);
+int32_t model__n_slots(const model *m);
+
 #endif
