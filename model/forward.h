@@ -61,6 +61,7 @@ typedef struct fwd {
     fwd_buffers b;
     int32_t *host_scratch;     /* host i32 [3][R] for index lists, alive until the step is done */
     kern_sample_params *host_params;
+    float *capture;            /* tests: host f32 [max_samples][vocab], receives each step's logits before sampling; NULL = no */
     /* of the step that runs */
     const model_plan *plan;
     const int32_t *tokens, *pos, *slots, *req; /* device, [n_rows] */

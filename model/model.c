@@ -215,5 +215,6 @@ ltd_status model_launch(model *m, const model_plan *p) { return ranks_launch(m->
 ltd_status model_wait(model *m, model_result *r) { return ranks_wait(m->ranks, r); }
 bool model_done(const model *m) { return ranks_done(m->ranks); }
 
+void model__capture(model *m, float *logits) { m->fwd.capture = logits; }
 const model_limits *model__limits(const model *m) { return &m->fwd.limits; }
 int32_t model__n_slots(const model *m) { return pool_tokens_get_desc(m->fwd.pool)->n_slots; }

@@ -114,5 +114,7 @@ void model_weights_destroy(model_weights *w);
 /* ---------------------------------------------------------------- a started model (model.c) */
 const model_limits *model__limits(const model *m);
 int32_t model__n_slots(const model *m);
+/* Tests: from the next step on, the logits of each step's samples go to logits[max_samples][vocab] (host); NULL ends it.  Only while nothing is in flight. */
+void model__capture(model *m, float *logits);
 
 #endif

@@ -40,6 +40,7 @@ static ltd_status sample_block(fwd *f, int32_t first, int32_t n)
                                                           .d = f->c->hidden_size,
                                                           .rows_cap = n}));
     FWD_TRY(fwd_matmul(f, f->w->lm_head, fwd_act(f, f->b.sample_h, d, 0), fwd_f32(f->b.logits, vocab), n));
+    if (f->capture) FWD_TRY(ops->download(f->ctx, f->capture + first * vocab, f->b.logits, 4 * (size_t)(n * vocab)));
     return ops->sample(f->ctx, &(kern_sample_args){.logits = fwd_f32(f->b.logits, vocab),
                                                    .vocab = f->c->vocab_size,
                                                    .params = f->b.params + first,

@@ -1,2 +1,3 @@
 # One line per test or benchmark that needs more than its own folder's libraries:
 #   SUPPORT_<name> := files of tests/support/ to link (without .c);  LINK_<name> := folders, in link order, instead of the default.
+SUPPORT_test_model_goldens := model_runner
