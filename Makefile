@@ -49,7 +49,7 @@ LIB = $(patsubst %,$(BUILD)/lib%.a,$(1))
 
 # The CPU kernels are compiled once per instruction set into one binary and chosen at run time: kernels/cpu/vec_*.c
 # are the files that profit; each defines its symbols through VEC_NAME() with the suffix of its instruction set.
-ARCH := $(shell $(CC) -dumpmachine | cut -d- -f1)
+ARCH := $(shell uname -m)
 ifeq ($(ARCH),x86_64)
 ISAS := v2 v3 v4
 ISA_v2 := -march=x86-64-v2
@@ -67,7 +67,7 @@ VEC_OPT := -O3 -fno-trapping-math -fno-signed-zeros
 FLAGS_STAMP := $(BUILD)/.flags
 FLAGS_NOW   := $(CC) $(CFLAGS) $(LDFLAGS) $(ISAS)
 
-.PHONY: all debug test test-http test-clients soak bench asan tsan ubsan fuzz cover check-deps check-headers format clean help install demo deps FORCE
+.PHONY: all debug check test test-c test-http soak bench asan tsan ubsan fuzz check-deps check-headers format clean help install demo deps FORCE
 
 all: $(BUILD)/latentd
 	@mkdir -p $(ROOT) && ln -sfn $(FLAVOUR)/latentd $(ROOT)/latentd
@@ -94,7 +94,10 @@ endef
 $(foreach f,$(FOLDERS),$(eval $(call lib_rule,$(f))))
 
 BUILD_ID := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+$(BUILD)/.build_id: FORCE
+	@mkdir -p $(@D); echo "$(BUILD_ID)" | cmp -s - $@ || echo "$(BUILD_ID)" > $@
 $(BUILD)/config/status.o: CFLAGS += -DLTD_BUILD_ID='"$(BUILD_ID)"'
+$(BUILD)/config/status.o: $(BUILD)/.build_id
 
 $(BUILD)/latentd: $(BUILD)/server/main.o $(call LIB,$(DEPS_server))
 	@[ $(V) = 1 ] || echo "  LINK  $@"
@@ -127,6 +130,49 @@ BENCH_BINS := $(patsubst %,$(BUILD)/tests/bench/%,$(BENCHES))
 
 test-c: $(TEST_BINS)
 	$(Q)scripts/run_tests.sh $(BUILD) $(TEST_BINS)
+
+# ---------------------------------------------------------------- goals
+deps: ## installs what is missing (Debian; root or sudo)
+	$(Q)scripts/deps.sh
+
+# make reads pkg-config's answers before it installs anything: so installing and building are two runs.
+demo: ## installs, builds, serves the bundled checkpoint, prints a curl line
+	$(Q)scripts/deps.sh
+	$(Q)$(MAKE) all
+	$(Q)scripts/demo.sh
+
+test: ## installs, builds, runs every test that needs no GPU
+	$(Q)scripts/deps.sh
+	$(Q)$(MAKE) check
+
+check: check-deps check-headers all
+	$(Q)scripts/check.sh $(BUILD)
+
+debug: ## build/debug: assertions, no optimisation
+	$(Q)$(MAKE) FLAVOUR=debug all
+asan: ## C tests under the address and undefined-behaviour sanitizers
+	$(Q)$(MAKE) FLAVOUR=asan test-c
+tsan: ## C tests under the thread sanitizer
+	$(Q)$(MAKE) FLAVOUR=tsan test-c
+ubsan: asan
+
+check-deps: ## who includes whom
+	$(Q)scripts/check_deps.sh
+check-headers: ## every public header alone, as C17 and C++17
+	$(Q)scripts/check_headers.sh
+format: ## clang-format
+	$(Q)scripts/format.sh
+
+bench: $(BENCH_BINS) all ## benchmarks; figures for tests/bench/RESULTS.md
+	$(Q)for b in $(BENCH_BINS); do echo "== $$b"; $$b || exit 1; done
+
+PREFIX ?= /usr/local
+install: all ## PREFIX=/usr/local, DESTDIR
+	install -D -m 755 $(BUILD)/latentd $(DESTDIR)$(PREFIX)/bin/latentd
+	install -D -m 644 config/latentd.json $(DESTDIR)$(PREFIX)/share/latentd/latentd.json
+
+help:
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
