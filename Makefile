@@ -10,6 +10,7 @@ AR      ?= ar
 V       ?= 0
 Q       := $(if $(filter 1,$(V)),,@)
 MAKEFLAGS += --no-print-directory
+, := ,
 
 FOLDERS := config kernels mempool radix model scheduler server
 
@@ -39,7 +40,7 @@ ifeq ($(FLAVOUR),fuzz)
 CC := clang
 endif
 CFLAGS  := $(BASE) $(OPT_$(FLAVOUR)) $(EXTRA_CFLAGS)
-LDFLAGS := $(filter -fsanitize%,$(subst $(comma)fuzzer-no-link,,$(OPT_$(FLAVOUR)))) -pthread
+LDFLAGS := $(if $(filter fuzz,$(FLAVOUR)),-fsanitize=address$(,)undefined,$(filter -fsanitize=%,$(OPT_$(FLAVOUR)))) -pthread
 LIBS    := $(PKG_LIBS) -lm
 
 # ---------------------------------------------------------------- sources
@@ -125,6 +126,16 @@ $(BUILD)/tests/bench/$(1): $(BUILD)/tests/bench/$(1).o $(call support_of,$(1)) $
 endef
 $(foreach t,$(BENCHES),$(eval $(call bench_rule,$(t))))
 
+# tests/fuzz/fuzz_<folder>_<parser>.c or fuzz_<parser>.c: libFuzzer entries; FUZZ_SECONDS each, corpora in tests/fuzz/corpus/<name>.
+FUZZERS := $(basename $(notdir $(wildcard tests/fuzz/fuzz_*.c)))
+define fuzz_rule
+$(BUILD)/tests/fuzz/$(1): $(BUILD)/tests/fuzz/$(1).o $(call support_of,$(1)) $(call LIB,$(or $(LINK_$(1)),$(DEPS_server)))
+	@[ $(V) = 1 ] || echo "  LINK  $$@"
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $$@ $$(filter %.o,$$^) $(call LIB,$(or $(LINK_$(1)),$(DEPS_server))) $(LIBS)
+endef
+$(foreach t,$(FUZZERS),$(eval $(call fuzz_rule,$(t))))
+FUZZ_SECONDS ?= 60
+
 TEST_BINS  := $(patsubst %,$(BUILD)/tests/%,$(TESTS))
 BENCH_BINS := $(patsubst %,$(BUILD)/tests/bench/%,$(BENCHES))
 
@@ -155,6 +166,12 @@ asan: ## C tests under the address and undefined-behaviour sanitizers
 tsan: ## C tests under the thread sanitizer
 	$(Q)$(MAKE) FLAVOUR=tsan test-c
 ubsan: asan
+
+fuzz-run: $(patsubst %,$(BUILD)/tests/fuzz/%,$(FUZZERS))
+	$(Q)for f in $(FUZZERS); do mkdir -p $(BUILD)/corpus/$$f; \
+	  $(BUILD)/tests/fuzz/$$f -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 -artifact_prefix=$(BUILD)/corpus/$$f- $(BUILD)/corpus/$$f $(wildcard tests/fuzz/corpus/$$f) || exit 1; done
+fuzz: ## libFuzzer on every parser, FUZZ_SECONDS=60 each (clang)
+	$(Q)$(MAKE) FLAVOUR=fuzz fuzz-run
 
 check-deps: ## who includes whom
 	$(Q)scripts/check_deps.sh
