@@ -1,3 +1,4 @@
 # One line per test or benchmark that needs more than its own folder's libraries:
 #   SUPPORT_<name> := files of tests/support/ to link (without .c);  LINK_<name> := folders, in link order, instead of the default.
 SUPPORT_test_model_goldens := model_runner
+SUPPORT_test_scheduler_same_bits := model_runner
