@@ -15,6 +15,7 @@ typedef struct model_config {
     int32_t vocab_size, hidden_size, intermediate_size, moe_intermediate_size;
     int32_t n_layers, n_heads;
     int32_t q_lora_rank;          /* 0 = none: one q_proj */
+    bool q_lora_stated;           /* config.json has the key (null too); if not, model_config_settle asks the tensors */
     int32_t kv_lora_rank, d_nope, d_rope, d_v;
     int32_t n_experts;            /* 0 = no MoE layer */
     int32_t n_shared, top_k, first_dense, moe_layer_freq;
@@ -47,6 +48,8 @@ static inline bool model_layer_is_moe(const model_config *c, int32_t layer)
 
 /* Reads dir/config.json and, if there, dir/generation_config.json.  Every field that the forward pass depends on is taken, defaulted as the reference does, or refused by name. */
 ltd_status model_config_read(const char *dir, model_config *c, ltd_err *err);
+/* The same from texts; generation may be NULL.  dir is for messages.  For fuzzing. */
+ltd_status model_config_parse(const char *dir, const char *text, size_t len, const char *generation, size_t generation_len, model_config *c, ltd_err *err);
 /* cos and sin of every position below n_pos: out f32 [n_pos][d_rope / 2][2], with rope_cos_factor folded in (sheet 3.2 to 3.4). */
 void model_rope_table(const model_config *c, int32_t n_pos, float *out);
 void model_rope_inv_freq(const model_config *c, double *inv_freq); /* [d_rope / 2]; for tests */
@@ -71,7 +74,8 @@ ltd_status st_open_file(const char *path, st_files **out, ltd_err *err);
 void st_close(st_files *f);
 const st_tensor *st_find(const st_files *f, const char *name); /* or NULL */
 int32_t st_count(const st_files *f);
-const st_tensor *st_at(const st_files *f, int32_t i);          /* 0 <= i < st_count, by name */
+const st_tensor *st_at(const st_files *f, int32_t i);          /* 0 <= i < st_count, by name; one array, so that t - st_at(f, 0) is t's index */
+const char *st_path(const st_files *f);                        /* the folder or file that was opened */
 uint64_t st_fingerprint(const st_files *f);                    /* of all headers */
 
 /* ---------------------------------------------------------------- weights (weights.c) */
@@ -95,6 +99,10 @@ typedef struct layer_weights {
     kern_weight *experts_down;       /* experts matrices [hidden][moe_inter] */
 } layer_weights;
 
+/* Between model_config_read and everything else: a config.json without q_lora_rank means 1536 to one reference and "whatever the tensors are" to people, so the
+ * tensors of layer 0 decide (q_proj alone: none; q_a_proj: its rows). */
+void model_config_settle(model_config *c, const st_files *f);
+
 typedef struct model_weights {
     kern_backend *backend;
     kern_weight *embed;      /* [vocab][hidden] */
@@ -102,6 +110,7 @@ typedef struct model_weights {
     float *final_norm;
     int32_t n_layers;
     layer_weights *layers;
+    float *vectors;          /* device: every norm and router bias, one block that the pointers above point into */
     size_t bytes;            /* on the device */
     int64_t n_parameters;
 } model_weights;
