@@ -142,6 +142,11 @@ BENCH_BINS := $(patsubst %,$(BUILD)/tests/bench/%,$(BENCHES))
 test-c: $(TEST_BINS)
 	$(Q)scripts/run_tests.sh $(BUILD) $(TEST_BINS)
 
+# Those with threads of their own: what the thread sanitizer has something to say about (tests/tests.mk).
+THREAD_BINS := $(patsubst %,$(BUILD)/tests/%,$(filter $(TESTS),$(THREADED)))
+test-threads: $(THREAD_BINS)
+	$(Q)scripts/run_tests.sh $(BUILD) $(THREAD_BINS)
+
 # ---------------------------------------------------------------- goals
 deps: ## installs what is missing (Debian; root or sudo)
 	$(Q)scripts/deps.sh
