@@ -2,3 +2,5 @@
 #   SUPPORT_<name> := files of tests/support/ to link (without .c);  LINK_<name> := folders, in link order, instead of the default.
 SUPPORT_test_model_goldens := model_runner
 SUPPORT_test_scheduler_same_bits := model_runner
+SUPPORT_test_model_safetensors := checkpoint_writer
+SUPPORT_test_model_weights := checkpoint_writer
