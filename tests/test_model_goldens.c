@@ -269,5 +269,8 @@ int main(void)
         cmocka_unit_test(logits_through_the_mha_pool_match_too),
         cmocka_unit_test(bf16_is_as_near_to_fp32_as_transformers),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    log_start(&(log_config){.level = LOG_WARN, .fd = 2});
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    log_stop();
+    return failed;
 }

@@ -285,5 +285,8 @@ int main(void)
         cmocka_unit_test(answers_are_the_same_bits_in_any_company),
         cmocka_unit_test(second_turns_are_the_same_bits_without_reuse),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    log_start(&(log_config){.level = LOG_WARN, .fd = 2});
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    log_stop();
+    return failed;
 }
