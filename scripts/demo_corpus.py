@@ -14,7 +14,7 @@ writes into that folder
     heldout.txt    held-out text for the published perplexity (tests/models/demo/heldout.txt)
 
 The text is cut into blocks of about 2 KB at paragraph ends; block number 19, 39, 59, ...
-over all sources is held out, and every 20th of those goes to heldout.txt.
+over all sources is held out, and every 30th of those goes to heldout.txt.
 """
 import gzip
 import html
@@ -28,9 +28,11 @@ import zlib
 
 BLOCK_BYTES = 2048
 HOLD_EVERY = 20
-TEST_EVERY = 20
+TEST_EVERY = 30
 PACKAGES = ["r-cran-janeaustenr", "bible-kjv", "bible-kjv-text", "sword-text-web", "sword-comm-mhcc",
             "sword-comm-tdavid", "jargon-text", "dict-devil"]
+
+QUESTIONS = ["What is {}?", "What does {} mean?", "Define {}.", "Tell me about {}."]
 
 ASCII = str.maketrans({
     "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "--", "\u2026": "...",
@@ -39,7 +41,7 @@ ASCII = str.maketrans({
 
 def clean(text):
     text = text.translate(ASCII)
-    text = re.sub(r"[\x00-\x09\x0b-\x1f\x7f]", " ", text)
+    text = re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", " ", text)
     text = re.sub(r" +", " ", text)
     text = re.sub(r" ([,.;:?!)])", r"\1", text)
     return text.strip()
@@ -54,7 +56,7 @@ def unwrap(text):
             continue
         verse = len(lines) > 1 and all(l.startswith("    ") for l in lines)
         p = "\n".join(clean(l) for l in lines) if verse else clean(" ".join(lines))
-        if p:
+        if p and not re.search("[\u2500-\u257f]", p):    # no drawings
             out.append(p)
     return out
 
@@ -147,7 +149,7 @@ def osis_paragraphs(t):
     out = []
     for p in re.split(r"\n\s*\n", t):
         p = "\n".join(filter(None, (clean(l) for l in p.split("\n"))))
-        if len(p) > 30 and not re.match(r"^[\W\d]*$|^Verses? [\d\-, ]+$|^\(?[\d\-, ]+\)?$", p):
+        if len(p) > 30 and not re.match(r"^[\W\d]*$|.*\([\d\-, ]+\)$|^Verses? [\d\-, ]+$|^\(?[\d\-, ]+\)?$", p):
             out.append(p)
     return out
 
@@ -163,10 +165,8 @@ def henry(root):
 
 
 def spurgeon(root):
-    """Every other psalm, so that one book does not outweigh the rest."""
-    for i, p in enumerate(osis(os.path.dirname(find(root + "/sword-comm-tdavid", "ot.czs")), False)):
-        if i % 2 == 0:
-            yield p, None
+    for p in osis(os.path.dirname(find(root + "/sword-comm-tdavid", "ot.czs")), False):
+        yield p, None
 
 
 def jargon(root):
@@ -245,9 +245,9 @@ def main():
                     continue
                 if i == 0 and title:
                     answer = b[0] if len(b[0]) > 80 else text
-                    a = "an" if title[0] in "aeiouAEIOU" else "a"
+                    ask = QUESTIONS[n_blocks % len(QUESTIONS)]
                     train.append({"src": name + "-chat", "end": True,
-                                  "text": f"User: What is {a} {title}?\n\nAssistant: {answer}"})
+                                  "text": f"User: {ask.format(title)}\n\nAssistant: {answer}"})
                     text = f"{title}: {text}"
                 doc.append(text)
                 sizes[name] = sizes.get(name, 0) + len(text.encode())
