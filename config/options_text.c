@@ -256,8 +256,10 @@ static void add_value(const ltd_options *o, const opt_row *r, ltd_buf *out)
         return;
     case OPT_T_CHOICE2:
     case OPT_T_CHOICE:
-        n = *(const bool *)at;
-        if (r->type == OPT_T_CHOICE) memcpy(&n, at, sizeof n);
+        if (r->type == OPT_T_CHOICE)
+            memcpy(&n, at, sizeof n);
+        else
+            n = *(const bool *)at;
         opt__choice_word(r, n, word);
         ltd_buf_json_str(out, word, strlen(word));
         return;
