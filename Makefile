@@ -63,7 +63,7 @@ endif
 VEC_SRC := $(wildcard kernels/cpu/vec_*.c)
 VEC_OBJ := $(foreach i,$(ISAS),$(patsubst %.c,$(BUILD)/%.$(i).o,$(VEC_SRC)))
 # Vector code is optimised in every flavour: its speed decides whether the tests end in time.
-VEC_OPT := -O3 -fno-trapping-math -fno-signed-zeros
+VEC_OPT := -O3 -fno-trapping-math
 
 FLAGS_STAMP := $(BUILD)/.flags
 FLAGS_NOW   := $(CC) $(CFLAGS) $(LDFLAGS) $(ISAS)
@@ -103,6 +103,11 @@ $(BUILD)/config/status.o: $(BUILD)/.build_id
 $(BUILD)/latentd: $(BUILD)/server/main.o $(call LIB,$(DEPS_server))
 	@[ $(V) = 1 ] || echo "  LINK  $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(call LIB,$(DEPS_server)) $(LIBS)
+
+# The daemon on the fake model (tests/support/fake_model.c stands where libmodel.a would give model_*): speed and faults of the server alone.
+$(BUILD)/latentd-fake: $(BUILD)/server/main.o $(BUILD)/tests/support/fake_model.o $(call LIB,$(DEPS_server))
+	@[ $(V) = 1 ] || echo "  LINK  $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(call LIB,$(DEPS_server)) $(LIBS)
 
 # ---------------------------------------------------------------- tests
 # tests/test_<folder>_<topic>.c: one small cmocka binary each; it sees its folder's libraries and no others.
@@ -161,8 +166,13 @@ test: ## installs, builds, runs every test that needs no GPU
 	$(Q)scripts/deps.sh
 	$(Q)$(MAKE) check
 
-check: check-deps check-headers all
+check: check-deps check-headers all $(BUILD)/latentd-fake
 	$(Q)scripts/check.sh $(BUILD)
+
+test-http: $(BUILD)/latentd $(BUILD)/latentd-fake ## the daemon over HTTP: pytest, raw sockets, the openai package
+	$(Q)scripts/http_tests.sh $(BUILD)
+soak: $(BUILD)/latentd $(BUILD)/latentd-fake ## the long forms of the HTTP tests
+	$(Q)LATENTD_SOAK=1 scripts/http_tests.sh $(BUILD)
 
 debug: ## build/debug: assertions, no optimisation
 	$(Q)$(MAKE) FLAVOUR=debug all

@@ -1,6 +1,6 @@
 /* completions.c - a completion from its parsed body to the last message of the engine.
- * The group's id goes into the map before the loop looks at the engine's messages, so none can be missed; once the client has left the id is taken
- * out, and what the engine still says about it finds nobody. */
+ * The group's id goes into the map before the loop looks at the engine's messages, so none can be missed;
+ * once the client has left the id is taken out, and what the engine still says about it finds nobody. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,8 @@ srv_gen *srv__gen_create(srv_req *req, const srv_const *c, srv_call *call)
     }
     g->created = ltd_unix_s();
     snprintf(g->id, sizeof g->id, "cmpl-%s", req->own_id);
-    ltd_buf_fmt(&g->head, "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", g->id, (long long)g->created);
+    ltd_buf_fmt(&g->head, "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":", g->id,
+                (long long)g->created);
     ltd_buf_json_str(&g->head, call->model, strlen(call->model));
     ltd_buf_fmt(&g->head, ",\"system_fingerprint\":\"%s\"", s->fingerprint);
     if (strcmp(req->label, req->own_id)) {
@@ -58,7 +59,8 @@ int32_t srv__gen_entries(const srv_gen *g, int32_t choice)
 {
     const srv_choice *ch = &g->choices[choice];
     if (!g->call->logprobs) return 0;
-    return srv__gen_echo_entries(g, choice) + ch->n_sent + (int32_t)(ch->scores.len / srv__score_bytes(g->call->r.n_logprobs));
+    return srv__gen_echo_entries(g, choice) + ch->n_sent +
+           (int32_t)(ch->scores.len / srv__score_bytes(g->call->r.n_logprobs));
 }
 
 const char *srv__gen_finish_name(const srv_choice *ch)
@@ -90,9 +92,11 @@ void srv__gen_usage(const srv_gen *g, ltd_buf *out)
         if (i % g->call->n == 0) cached += g->choices[i].cached_tokens; /* a prompt counts once, whatever n */
     }
     ltd_buf_fmt(out,
-                "{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,\"prompt_tokens_details\":{\"cached_tokens\":%lld},"
+                "{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld,\"prompt_tokens_"
+                "details\":{\"cached_tokens\":%lld},"
                 "\"completion_tokens_details\":{\"reasoning_tokens\":0}}",
-                (long long)prompt, (long long)completion, (long long)(prompt + completion), (long long)cached);
+                (long long)prompt, (long long)completion, (long long)(prompt + completion),
+                (long long)cached);
 }
 
 void srv__gen_fail(srv_gen *g, const srv_error *e)
@@ -102,9 +106,13 @@ void srv__gen_fail(srv_gen *g, const srv_error *e)
     g->error = *e;
 }
 
-bool srv__gen_done(const srv_gen *g) { return g->failed || g->n_finished == g->n_choices; }
+bool srv__gen_done(const srv_gen *g)
+{
+    return g->failed || g->n_finished == g->n_choices;
+}
 
-/* Scores of a prompt come once for each choice, and again after a retraction: what is known already is skipped. */
+/* Scores of a prompt come once for each choice, and again after a retraction: what is known already is
+ * skipped. */
 static bool apply_prompt(srv_gen *g, const srv_msg *m)
 {
     srv_prompt *p = &g->call->prompts[m->seq / g->call->n];
@@ -156,7 +164,8 @@ bool srv__gen_apply(srv_gen *g, const srv_msg *m)
 
 static void run_parse(srv_job *job)
 {
-    job->st = srv__call_parse(&job->s->c, job->body.data ? job->body.data : "", job->body.len, &job->call, &job->error);
+    job->st = srv__call_parse(&job->s->c, job->body.data ? job->body.data : "", job->body.len, &job->call,
+                              &job->error);
     ltd_buf_deinit(&job->body);
 }
 
@@ -196,11 +205,13 @@ static ltd_status submit(srv_req *req, srv_call *call, uint64_t *id, srv_error *
     if (st == LTD_TOO_LARGE) return srv__error(e, 400, "prompt", "context_length_exceeded", "%s", err.text);
     if (st == LTD_FULL || st == LTD_STOPPING) {
         srv__error(e, 503, NULL, st == LTD_FULL ? "overloaded" : "shutting_down", "%s",
-                   st == LTD_FULL ? "The server is full: too many requests are waiting" : "The server is shutting down");
+                   st == LTD_FULL ? "The server is full: too many requests are waiting"
+                                  : "The server is shutting down");
         e->retry_after_s = 1;
         return st;
     }
-    return srv__error(e, st == LTD_INVALID || st == LTD_UNSUPPORTED ? 400 : 500, NULL, NULL, "%s", err.text[0] ? err.text : ltd_status_text(st));
+    return srv__error(e, st == LTD_INVALID || st == LTD_UNSUPPORTED ? 400 : 500, NULL, NULL, "%s",
+                      err.text[0] ? err.text : ltd_status_text(st));
 }
 
 static void parsed(srv_job *job)
@@ -233,7 +244,10 @@ static void parsed(srv_job *job)
     srv__groups_put(&s->groups, id, req);
 }
 
-void srv__completions(srv_req *req) { srv__job_start(req, run_parse, parsed, 0); }
+void srv__completions(srv_req *req)
+{
+    srv__job_start(req, run_parse, parsed, 0);
+}
 
 /* ---------------------------------------------------------------- what the engine says */
 

@@ -12,7 +12,10 @@ static ltd_buf *answer_json(srv_req *req)
 
 /* ---------------------------------------------------------------- state */
 
-static void live(srv_req *req) { ltd_buf_str(answer_json(req), "{\"status\":\"ok\"}"); }
+static void live(srv_req *req)
+{
+    ltd_buf_str(answer_json(req), "{\"status\":\"ok\"}");
+}
 
 static void ready(srv_req *req)
 {
@@ -40,7 +43,8 @@ static void card(const srv *s, const char *name, ltd_buf *out)
     const char *root = s->o->model ? s->o->model : name;
     ltd_buf_str(out, "{\"id\":");
     ltd_buf_json_str(out, name, strlen(name));
-    ltd_buf_fmt(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"latentd\",\"root\":", (long long)s->created);
+    ltd_buf_fmt(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"latentd\",\"root\":",
+                (long long)s->created);
     ltd_buf_json_str(out, root, strlen(root));
     ltd_buf_fmt(out, ",\"max_model_len\":%d}", s->c.info->context_length);
 }
@@ -85,15 +89,30 @@ static void tokenized(srv_job *job)
     srv__req_wake(req);
 }
 
-static void run_tokenize(srv_job *job) { job->st = srv__tokenize(&job->s->c, job->body.data ? job->body.data : "", job->body.len, &job->out, &job->error); }
-static void run_detokenize(srv_job *job) { job->st = srv__detokenize(&job->s->c, job->body.data ? job->body.data : "", job->body.len, &job->out, &job->error); }
-static void tokenize(srv_req *req) { srv__job_start(req, run_tokenize, tokenized, 0); }
-static void detokenize(srv_req *req) { srv__job_start(req, run_detokenize, tokenized, 0); }
+static void run_tokenize(srv_job *job)
+{
+    job->st = srv__tokenize(&job->s->c, job->body.data ? job->body.data : "", job->body.len, &job->out,
+                            &job->error);
+}
+static void run_detokenize(srv_job *job)
+{
+    job->st = srv__detokenize(&job->s->c, job->body.data ? job->body.data : "", job->body.len, &job->out,
+                              &job->error);
+}
+static void tokenize(srv_req *req)
+{
+    srv__job_start(req, run_tokenize, tokenized, 0);
+}
+static void detokenize(srv_req *req)
+{
+    srv__job_start(req, run_detokenize, tokenized, 0);
+}
 
 static void chat(srv_req *req)
 {
     srv_error e;
-    srv__error(&e, 404, NULL, "unsupported_endpoint", "/v1/chat/completions is not served yet; use /v1/completions");
+    srv__error(&e, 404, NULL, "unsupported_endpoint",
+               "/v1/chat/completions is not served yet; use /v1/completions");
     srv__req_error(req, &e);
 }
 

@@ -1,8 +1,12 @@
-/* groups.c - from a group's id to the request that waits for it: open addressing, linear probing, deletion by moving back.
- * Ids come from the scheduler, one after the other, and are never used again: multiplying them spreads them well enough. */
+/* groups.c - from a group's id to the request that waits for it: open addressing, linear probing, deletion by
+ * moving back. Ids come from the scheduler, one after the other, and are never used again: multiplying them
+ * spreads them well enough. */
 #include "server/server_private.h"
 
-static size_t home(const srv_groups *g, uint64_t id) { return (size_t)(id * 0x9E3779B97F4A7C15ull >> 20) & (g->cap - 1); }
+static size_t home(const srv_groups *g, uint64_t id)
+{
+    return (size_t)(id * 0x9E3779B97F4A7C15ull >> 20) & (g->cap - 1);
+}
 
 static size_t find(const srv_groups *g, uint64_t id)
 {
@@ -53,7 +57,8 @@ void srv__groups_remove(srv_groups *g, uint64_t id)
     g->n--;
     for (size_t i = (hole + 1) & (g->cap - 1); g->ids[i]; i = (i + 1) & (g->cap - 1)) {
         size_t from = home(g, g->ids[i]);
-        if (((i - from) & (g->cap - 1)) < ((i - hole) & (g->cap - 1))) continue; /* it may not move before its home */
+        if (((i - from) & (g->cap - 1)) < ((i - hole) & (g->cap - 1)))
+            continue; /* it may not move before its home */
         g->ids[hole] = g->ids[i];
         g->reqs[hole] = g->reqs[i];
         hole = i;

@@ -1,7 +1,8 @@
 /* http.c - libmicrohttpd's callbacks: connections, requests, limits.
- * The rules behind it were measured (server-contracts.md): an answer cannot be queued in mid-body, so early refusals drop the body first unless
- * its declared length is over the limit; a suspended connection is not watched by libmicrohttpd, so each has a uv_poll of its own for its whole
- * life; syntax that libmicrohttpd lets through (two Content-Lengths, no Host) is refused here. */
+ * The rules behind it were measured (server-contracts.md): an answer cannot be queued in mid-body, so early
+ * refusals drop the body first unless its declared length is over the limit; a suspended connection is not
+ * watched by libmicrohttpd, so each has a uv_poll of its own for its whole life; syntax that libmicrohttpd
+ * lets through (two Content-Lengths, no Host) is refused here. */
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -13,14 +14,17 @@
 
 enum {
     USER_TIMEOUT_MS = 30000,
-    BODY_BYTES_PER_MS = 1,          /* a body that comes slower than 1 KB/s after --header-timeout is cut off */
-    BUFFERED_ANSWER = 64 << 10,     /* answers up to here are made whole and have a Content-Length */
+    BODY_BYTES_PER_MS = 1,      /* a body that comes slower than 1 KB/s after --header-timeout is cut off */
+    BUFFERED_ANSWER = 64 << 10, /* answers up to here are made whole and have a Content-Length */
     OUT_KEPT = 256 << 10,
 };
 
 /* ---------------------------------------------------------------- connections */
 
-static void conn_free(uv_handle_t *h) { ltd_free(h->data); }
+static void conn_free(uv_handle_t *h)
+{
+    ltd_free(h->data);
+}
 
 static void on_conn_poll(uv_poll_t *p, int status, int events)
 {
@@ -50,7 +54,8 @@ static void conn_started(srv *s, struct MHD_Connection *c, void **ctx)
     conn->fd = fd->connect_fd;
     conn->local = addr && is_local(addr->client_addr);
     conn->over_limit = s->n_conns >= s->o->max_connections;
-    conn->deadline_ms = s->o->header_timeout_s ? (int64_t)uv_now(&s->loop) + s->o->header_timeout_s * 1000 : 0;
+    conn->deadline_ms =
+        s->o->header_timeout_s ? (int64_t)uv_now(&s->loop) + s->o->header_timeout_s * 1000 : 0;
     setsockopt(conn->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     setsockopt(conn->fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
     setsockopt(conn->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
@@ -80,7 +85,8 @@ static void conn_closed(srv *s, srv_conn *conn)
     uv_close((uv_handle_t *)&conn->poll, conn_free);
 }
 
-void srv__http_notify_conn(void *cls, struct MHD_Connection *c, void **ctx, enum MHD_ConnectionNotificationCode code)
+void srv__http_notify_conn(void *cls, struct MHD_Connection *c, void **ctx,
+                           enum MHD_ConnectionNotificationCode code)
 {
     if (code == MHD_CONNECTION_NOTIFY_STARTED)
         conn_started(cls, c, ctx);
@@ -100,7 +106,8 @@ void *srv__http_uri(void *cls, const char *uri, struct MHD_Connection *c)
     srv *s = cls;
     srv_conn *conn = conn_of(c);
     (void)uri;
-    if (conn && s->o->header_timeout_s) conn->deadline_ms = (int64_t)uv_now(&s->loop) + s->o->header_timeout_s * 1000;
+    if (conn && s->o->header_timeout_s)
+        conn->deadline_ms = (int64_t)uv_now(&s->loop) + s->o->header_timeout_s * 1000;
     return NULL;
 }
 
@@ -123,12 +130,14 @@ void srv__req_wake(srv_req *req)
     MHD_resume_connection(req->mhd);
 }
 
-/* Only a request that waits or streams is given up here; any other's end libmicrohttpd sees itself (and its own shutdown of the reading side after
- * an early answer looks just like a client that left). */
+/* Only a request that waits or streams is given up here; any other's end libmicrohttpd sees itself (and its
+ * own shutdown of the reading side after an early answer looks just like a client that left). */
 void srv__req_leave(srv_req *req)
 {
     bool streams = req->state == SRV_SENDING && req->gen;
-    if (req->gone || (req->state != SRV_POOL && req->state != SRV_ENGINE && req->state != SRV_GENERATED && !streams)) return;
+    if (req->gone ||
+        (req->state != SRV_POOL && req->state != SRV_ENGINE && req->state != SRV_GENERATED && !streams))
+        return;
     req->gone = true;
     req->s->n_left++;
     if (req->job) srv__job_leave(req->job);
@@ -173,10 +182,14 @@ static enum MHD_Result queue_answer(srv_req *req)
     size_t n = a->body.len;
     char *data = a->body.data; /* libmicrohttpd's from here */
     a->body = (ltd_buf){0};
-    return queue(req, a->status, MHD_create_response_from_buffer_with_free_callback(n, data, ltd_free), a->content_type, a->close);
+    return queue(req, a->status, MHD_create_response_from_buffer_with_free_callback(n, data, ltd_free),
+                 a->content_type, a->close);
 }
 
-static bool fill(srv_gen *g, size_t want) { return g->call->stream ? srv__sse_fill(g, &g->out, want) : srv__respond_fill(g, &g->out, want); }
+static bool fill(srv_gen *g, size_t want)
+{
+    return g->call->stream ? srv__sse_fill(g, &g->out, want) : srv__respond_fill(g, &g->out, want);
+}
 
 /* The content reader.  Nothing to say means suspended: a bare 0 would spin. */
 static ssize_t gen_read(void *cls, uint64_t pos, char *buf, size_t max)
@@ -214,7 +227,8 @@ static enum MHD_Result queue_gen(srv_req *req)
         g->out = (ltd_buf){0};
         return queue_answer(req);
     }
-    struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16 << 10, gen_read, req, NULL);
+    struct MHD_Response *r =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16 << 10, gen_read, req, NULL);
     if (r && g->call->stream) MHD_add_response_header(r, "Cache-Control", "no-cache");
     return queue(req, 200, r, g->call->stream ? "text/event-stream" : NULL, false);
 }
@@ -304,7 +318,8 @@ static void refuse(srv_req *req, int status, const char *param, const char *code
     req->drop_body = true;
 }
 
-/* Errors that the head alone decides; the body is dropped before they are answered, so that the connection lives on. */
+/* Errors that the head alone decides; the body is dropped before they are answered, so that the connection
+ * lives on. */
 static void route(srv_req *req, const char *url, const char *method, const head *h)
 {
     srv_error e;
@@ -316,7 +331,8 @@ static void route(srv_req *req, const char *url, const char *method, const head 
         return;
     }
     if (!allowed(r, method)) {
-        srv__error(&e, 405, NULL, "method_not_allowed", "%s takes %s, not %s", r->path, r->allow, req->method);
+        srv__error(&e, 405, NULL, "method_not_allowed", "%s takes %s, not %s", r->path, r->allow,
+                   req->method);
         srv__answer_error(&req->ans, &e);
         req->ans.allow = r->allow;
         req->drop_body = true;
@@ -348,15 +364,22 @@ static enum MHD_Result begin(srv_req *req, const char *url, const char *method, 
     head h = {.length = -1};
     MHD_get_connection_values(req->mhd, MHD_HEADER_KIND, see_header, &h);
     take_label(req, h.id);
-    if (s->o->header_timeout_s) req->conn->deadline_ms = (int64_t)uv_now(&s->loop) + s->o->header_timeout_s * 1000;
+    if (s->o->header_timeout_s)
+        req->conn->deadline_ms = (int64_t)uv_now(&s->loop) + s->o->header_timeout_s * 1000;
     MHD_set_connection_option(req->mhd, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)s->o->write_timeout_s);
-    if (req->conn->over_limit) return answer_now(req, 503, "overloaded", "The server is full: too many connections");
-    if (h.n_length > 1 || h.bad_length) return answer_now(req, 400, NULL, "The Content-Length header is malformed or repeated");
-    if (h.n_length && h.n_coding) return answer_now(req, 400, NULL, "Content-Length and Transfer-Encoding exclude each other");
-    if (h.n_host > 1 || (!h.n_host && !strcmp(version, "HTTP/1.1"))) return answer_now(req, 400, NULL, "Exactly one Host header is needed");
-    if (h.length > s->c.max_body_bytes) return answer_now(req, 413, "body_too_large", "The body is over the limit (--max-body-bytes)");
+    if (req->conn->over_limit)
+        return answer_now(req, 503, "overloaded", "The server is full: too many connections");
+    if (h.n_length > 1 || h.bad_length)
+        return answer_now(req, 400, NULL, "The Content-Length header is malformed or repeated");
+    if (h.n_length && h.n_coding)
+        return answer_now(req, 400, NULL, "Content-Length and Transfer-Encoding exclude each other");
+    if (h.n_host > 1 || (!h.n_host && !strcmp(version, "HTTP/1.1")))
+        return answer_now(req, 400, NULL, "Exactly one Host header is needed");
+    if (h.length > s->c.max_body_bytes)
+        return answer_now(req, 413, "body_too_large", "The body is over the limit (--max-body-bytes)");
     route(req, url, method, &h);
-    if (h.length > 0 && !req->drop_body && s->body_bytes + (size_t)h.length <= SRV_BODIES_AT_ONCE * (size_t)s->c.max_body_bytes)
+    if (h.length > 0 && !req->drop_body &&
+        s->body_bytes + (size_t)h.length <= SRV_BODIES_AT_ONCE * (size_t)s->c.max_body_bytes)
         ltd_buf_reserve(&req->body, (size_t)h.length < (64 << 10) ? (size_t)h.length : 64 << 10);
     return MHD_YES;
 }
@@ -372,7 +395,8 @@ static void release_body(srv_req *req)
 
 static void extend_deadline(srv_req *req, int64_t bytes)
 {
-    int64_t *at = &req->conn->deadline_ms, most = (int64_t)uv_now(&req->s->loop) + req->s->o->header_timeout_s * 1000;
+    int64_t *at = &req->conn->deadline_ms,
+            most = (int64_t)uv_now(&req->s->loop) + req->s->o->header_timeout_s * 1000;
     if (!*at) return;
     *at += bytes / BODY_BYTES_PER_MS;
     if (*at > most) *at = most;
@@ -380,14 +404,18 @@ static void extend_deadline(srv_req *req, int64_t bytes)
 
 static enum MHD_Result take_body(srv_req *req, const char *data, size_t n)
 {
-    static const char raw[] = "HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\nContent-Length: 113\r\nConnection: close\r\n\r\n"
-                              "{\"error\":{\"message\":\"The body is too large\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"body_too_large\"}}";
+    static const char raw[] =
+        "HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\nContent-Length: "
+        "113\r\nConnection: close\r\n\r\n"
+        "{\"error\":{\"message\":\"The body is too "
+        "large\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"body_too_large\"}}";
     srv *s = req->s;
     size_t max = (size_t)s->c.max_body_bytes;
     req->body_seen += n;
     extend_deadline(req, (int64_t)n);
     if (req->body_seen > 2 * max) {
-        if (send(req->conn->fd, raw, sizeof raw - 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) log_debug("server", "id=%s event=raw_413_lost", req->label);
+        if (send(req->conn->fd, raw, sizeof raw - 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+            log_debug("server", "id=%s event=raw_413_lost", req->label);
         req->status = 413;
         return MHD_NO;
     }
@@ -418,7 +446,8 @@ static srv_req *req_create(srv *s, struct MHD_Connection *c, const char *url, co
     req->t0_us = ltd_now_us();
     srv__new_id(s, req->own_id);
     snprintf(req->method, sizeof req->method, "%.7s", method);
-    snprintf(req->path, sizeof req->path, "%.*s", (int)srv__utf8_cut(url, strlen(url), sizeof req->path - 1), url);
+    snprintf(req->path, sizeof req->path, "%.*s", (int)srv__utf8_cut(url, strlen(url), sizeof req->path - 1),
+             url);
     req->conn->req = req;
     req->next = s->reqs;
     if (s->reqs) s->reqs->prev = req;
@@ -438,8 +467,8 @@ static void dispatch(srv_req *req)
         req->state = SRV_ANSWER;
 }
 
-enum MHD_Result srv__http_handle(void *cls, struct MHD_Connection *c, const char *url, const char *method, const char *version, const char *data, size_t *n,
-                                 void **con_cls)
+enum MHD_Result srv__http_handle(void *cls, struct MHD_Connection *c, const char *url, const char *method,
+                                 const char *version, const char *data, size_t *n, void **con_cls)
 {
     srv_req *req = *con_cls;
     if (!req) {
@@ -454,12 +483,17 @@ enum MHD_Result srv__http_handle(void *cls, struct MHD_Connection *c, const char
     if (req->state == SRV_BODY) dispatch(req);
     if (req->gone || (req->conn->left && req->state == SRV_POOL)) return MHD_NO;
     switch (req->state) {
-    case SRV_ANSWER: return queue_answer(req);
-    case SRV_GENERATED: return queue_gen(req);
+    case SRV_ANSWER:
+        return queue_answer(req);
+    case SRV_GENERATED:
+        return queue_gen(req);
     case SRV_POOL:
-    case SRV_ENGINE: suspend(req); return MHD_YES;
+    case SRV_ENGINE:
+        suspend(req);
+        return MHD_YES;
     case SRV_BODY:
-    case SRV_SENDING: break;
+    case SRV_SENDING:
+        break;
     }
     return MHD_YES;
 }
@@ -473,9 +507,12 @@ static void access_log(const srv_req *req, enum MHD_RequestTerminationCode code)
     if (g) {
         int64_t completion = 0;
         for (int32_t i = 0; i < g->n_choices; i++) completion += g->choices[i].completion_tokens;
-        snprintf(more, sizeof more, " group=%llu stream=%d choices=%d prompt_tokens=%lld completion_tokens=%lld queued_ms=%.1f ttft_ms=%.1f finish=%s",
-                 (unsigned long long)g->group, g->call->stream, g->n_choices, (long long)g->call->prompt_tokens, (long long)completion,
-                 (double)g->queued_us / 1e3, (double)g->first_token_us / 1e3,
+        snprintf(more, sizeof more,
+                 " group=%llu stream=%d choices=%d prompt_tokens=%lld completion_tokens=%lld queued_ms=%.1f "
+                 "ttft_ms=%.1f finish=%s",
+                 (unsigned long long)g->group, g->call->stream, g->n_choices,
+                 (long long)g->call->prompt_tokens, (long long)completion, (double)g->queued_us / 1e3,
+                 (double)g->first_token_us / 1e3,
                  g->failed ? "error" : (srv__gen_done(g) ? srv__gen_finish_name(&g->choices[0]) : "none"));
     }
     /* A path is the client's text: only what cannot break the line. */
@@ -483,11 +520,16 @@ static void access_log(const srv_req *req, enum MHD_RequestTerminationCode code)
     snprintf(path, sizeof path, "%s", req->path);
     for (char *p = path; *p; p++)
         if ((unsigned char)*p <= 0x20 || *p == 0x7F || *p == '"') *p = '?';
-    log_write(level, "server", "id=%s event=request method=%s path=%s status=%d end=%s ms=%.1f%s", req->label, req->method, path, req->status,
-              req->gone ? "client_left" : code == MHD_REQUEST_TERMINATED_COMPLETED_OK ? "ok" : "cut", (double)(ltd_now_us() - req->t0_us) / 1e3, more);
+    log_write(level, "server", "id=%s event=request method=%s path=%s status=%d end=%s ms=%.1f%s", req->label,
+              req->method, path, req->status,
+              req->gone                                     ? "client_left"
+              : code == MHD_REQUEST_TERMINATED_COMPLETED_OK ? "ok"
+                                                            : "cut",
+              (double)(ltd_now_us() - req->t0_us) / 1e3, more);
 }
 
-void srv__http_completed(void *cls, struct MHD_Connection *c, void **con_cls, enum MHD_RequestTerminationCode code)
+void srv__http_completed(void *cls, struct MHD_Connection *c, void **con_cls,
+                         enum MHD_RequestTerminationCode code)
 {
     srv *s = cls;
     srv_req *req = *con_cls;
@@ -505,9 +547,11 @@ void srv__http_completed(void *cls, struct MHD_Connection *c, void **con_cls, en
     if (req->next) req->next->prev = req->prev;
     req->conn->req = NULL;
     /* The next request's head: idle time, then the header's own. */
-    int64_t wait_s = s->o->idle_timeout_s && s->o->header_timeout_s ? s->o->idle_timeout_s + s->o->header_timeout_s : 0;
+    int64_t wait_s =
+        s->o->idle_timeout_s && s->o->header_timeout_s ? s->o->idle_timeout_s + s->o->header_timeout_s : 0;
     req->conn->deadline_ms = wait_s ? (int64_t)uv_now(&s->loop) + wait_s * 1000 : 0;
-    if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK) MHD_set_connection_option(c, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)s->o->idle_timeout_s);
+    if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK)
+        MHD_set_connection_option(c, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)s->o->idle_timeout_s);
     release_body(req);
     ltd_buf_deinit(&req->ans.body);
     srv__gen_destroy(req->gen);
@@ -523,7 +567,8 @@ static void ping(srv_req *req, int64_t now)
     int64_t every_ms = req->s->o->sse_ping_interval_s * 1000;
     if (!g || !g->call->stream || !every_ms || !req->suspended || now - req->last_sent_ms < every_ms) return;
     if (req->state != SRV_ENGINE && req->state != SRV_SENDING) return;
-    if (req->state == SRV_ENGINE) req->state = SRV_GENERATED; /* the head goes out with the first frame or the first ping */
+    if (req->state == SRV_ENGINE)
+        req->state = SRV_GENERATED; /* the head goes out with the first frame or the first ping */
     g->ping_due = true;
     req->last_sent_ms = now;
     srv__req_wake(req);

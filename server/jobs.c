@@ -1,6 +1,7 @@
 /* jobs.c - work on libuv's pool: parsing, tokenising, waiting for the engine's debug answers.
- * A job owns what it works on, so that the request (and its client) may leave at any time.  Jobs over SRV_LARGE_JOB_BYTES take at most half of the
- * threads and wait their turn in a list here; what waits is bounded by the bodies that may be in memory at once. */
+ * A job owns what it works on, so that the request (and its client) may leave at any time.  Jobs over
+ * SRV_LARGE_JOB_BYTES take at most half of the threads and wait their turn in a list here; what waits is
+ * bounded by the bodies that may be in memory at once. */
 #include "server/server_private.h"
 
 static void pool_run(uv_work_t *w)

@@ -26,7 +26,10 @@ static int open_one(const struct addrinfo *a)
 
 ltd_status srv__listen(const ltd_options *o, int *fd, char *address, size_t cap, ltd_err *err)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *list;
+    struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
+                    *list;
     char port[16], host[NI_MAXHOST], bound[16];
     snprintf(port, sizeof port, "%lld", (long long)o->port);
     int rc = getaddrinfo(o->host, port, &hints, &list);
@@ -39,11 +42,14 @@ ltd_status srv__listen(const ltd_options *o, int *fd, char *address, size_t cap,
     }
     freeaddrinfo(list);
     if (*fd < 0)
-        return ltd_fail(err, LTD_IO, "cannot listen on %s port %s: %s (choose another with --host and --port)", o->host, port, strerror(saved));
+        return ltd_fail(err, LTD_IO,
+                        "cannot listen on %s port %s: %s (choose another with --host and --port)", o->host,
+                        port, strerror(saved));
     struct sockaddr_storage name;
     socklen_t n = sizeof name;
     if (getsockname(*fd, (struct sockaddr *)&name, &n) != 0 ||
-        getnameinfo((struct sockaddr *)&name, n, host, sizeof host, bound, sizeof bound, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+        getnameinfo((struct sockaddr *)&name, n, host, sizeof host, bound, sizeof bound,
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
         snprintf(address, cap, "host=%s port=%s", o->host, port);
     else
         snprintf(address, cap, "host=%s port=%s", host, bound);
@@ -56,6 +62,8 @@ void srv__raise_nofile(int64_t want)
     if (getrlimit(RLIMIT_NOFILE, &l) != 0 || (int64_t)l.rlim_cur >= want) return;
     l.rlim_cur = l.rlim_max == RLIM_INFINITY || (int64_t)l.rlim_max >= want ? (rlim_t)want : l.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &l) != 0 || (int64_t)l.rlim_cur < want)
-        log_warn("server", "event=few_descriptors limit=%lld wanted=%lld hint=\"raise LimitNOFILE or lower --max-connections\"", (long long)l.rlim_cur,
-                 (long long)want);
+        log_warn("server",
+                 "event=few_descriptors limit=%lld wanted=%lld hint=\"raise LimitNOFILE or lower "
+                 "--max-connections\"",
+                 (long long)l.rlim_cur, (long long)want);
 }

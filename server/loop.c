@@ -1,8 +1,9 @@
 /* loop.c - the loop, and the daemon's life from start to end.
- * libmicrohttpd gives one epoll descriptor, which the loop polls like any other.  Callbacks never call MHD_run: they resume what has news and set
- * need_run, and one MHD_run before (prepare) and one after (check) the loop's poll deliver everything of a turn at once.
- * The end: quiesce (no new connections), drain (the engine takes no more), wait for what runs, cancel what is left when --shutdown-timeout is
- * over, resume everything that is suspended, stop libmicrohttpd, join the engine, close the handles. */
+ * libmicrohttpd gives one epoll descriptor, which the loop polls like any other.  Callbacks never call
+ * MHD_run: they resume what has news and set need_run, and one MHD_run before (prepare) and one after (check)
+ * the loop's poll deliver everything of a turn at once. The end: quiesce (no new connections), drain (the
+ * engine takes no more), wait for what runs, cancel what is left when --shutdown-timeout is over, resume
+ * everything that is suspended, stop libmicrohttpd, join the engine, close the handles. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -28,10 +29,16 @@ const char *srv__phase_name(const srv *s)
 ltd_status srv__check_ready(const srv *s, srv_error *e)
 {
     switch (s->phase) {
-    case SRV_READY: return LTD_OK;
-    case SRV_LOADING: srv__error(e, 503, NULL, "loading", "The model is still loading"); break;
-    case SRV_FAULTED: srv__error(e, 503, NULL, "engine_failed", "The engine has failed; the server is about to end"); break;
-    default: srv__error(e, 503, NULL, "shutting_down", "The server is shutting down");
+    case SRV_READY:
+        return LTD_OK;
+    case SRV_LOADING:
+        srv__error(e, 503, NULL, "loading", "The model is still loading");
+        break;
+    case SRV_FAULTED:
+        srv__error(e, 503, NULL, "engine_failed", "The engine has failed; the server is about to end");
+        break;
+    default:
+        srv__error(e, 503, NULL, "shutting_down", "The server is shutting down");
     }
     e->retry_after_s = 1;
     return LTD_AGAIN;
@@ -45,7 +52,10 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-uint64_t srv__random(srv *s) { return mix(s->id_seed[0] ^ mix(s->id_seed[1] + ++s->id_next)); }
+uint64_t srv__random(srv *s)
+{
+    return mix(s->id_seed[0] ^ mix(s->id_seed[1] + ++s->id_next));
+}
 
 void srv__new_id(srv *s, char out[SRV_ID_CHARS + 1])
 {
@@ -63,7 +73,8 @@ static void make_fingerprint(srv *s)
 {
     uint64_t h = 0xcbf29ce484222325ull;
     for (const char *p = ltd_build_id; *p; p++) h = (h ^ (unsigned char)*p) * 0x100000001b3ull;
-    snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%08x%08x", (unsigned)mix(h), (unsigned)mix(s->c.info->fingerprint));
+    snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%08x%08x", (unsigned)mix(h),
+             (unsigned)mix(s->c.info->fingerprint));
 }
 
 /* ---------------------------------------------------------------- the turn */
@@ -77,7 +88,8 @@ static void on_mhd_timer(uv_timer_t *t)
 static void turn(srv *s)
 {
     if (!s->mhd || !s->need_run) return;
-    /* A handler that wakes another request during the run makes a second one due; more than a few would starve the poll. */
+    /* A handler that wakes another request during the run makes a second one due; more than a few would
+     * starve the poll. */
     for (int i = 0; s->need_run && i < 4; i++) {
         s->need_run = false;
         MHD_run(s->mhd);
@@ -93,8 +105,14 @@ static void turn(srv *s)
     if ((s->phase == SRV_DRAINING || s->phase == SRV_STOPPING) && s->n_active == 0) finish(s);
 }
 
-static void on_prepare(uv_prepare_t *h) { turn(h->data); }
-static void on_check(uv_check_t *h) { turn(h->data); }
+static void on_prepare(uv_prepare_t *h)
+{
+    turn(h->data);
+}
+static void on_check(uv_check_t *h)
+{
+    turn(h->data);
+}
 
 static void on_mhd_poll(uv_poll_t *p, int status, int events)
 {
@@ -112,7 +130,10 @@ static void on_event(void *user, const sched_event *ev)
     if (srv__queue_push(s->queue, ev)) uv_async_send(&s->wake);
 }
 
-static void on_message(void *user, const srv_msg *m) { srv__completions_event(user, m); }
+static void on_message(void *user, const srv_msg *m)
+{
+    srv__completions_event(user, m);
+}
 
 static void fault(srv *s)
 {
@@ -190,7 +211,8 @@ static void loaded(srv *s)
     if (st == LTD_OK) {
         s->sched = s->parts.sched;
         st = sched_start(s->sched);
-        if (st != LTD_OK) ltd_fail(&s->load_err, st, "cannot start the engine's thread: %s", ltd_status_text(st));
+        if (st != LTD_OK)
+            ltd_fail(&s->load_err, st, "cannot start the engine's thread: %s", ltd_status_text(st));
     }
     if (st != LTD_OK) {
         if (s->err) *s->err = s->load_err;
@@ -240,7 +262,10 @@ static void finish(srv *s)
     uv_walk(&s->loop, close_handle, NULL);
 }
 
-static void on_cut_off(uv_timer_t *t) { finish(t->data); }
+static void on_cut_off(uv_timer_t *t)
+{
+    finish(t->data);
+}
 
 /* --shutdown-timeout is over: the engine ends what runs, and a moment is left for the last frames. */
 static void on_drained_too_long(uv_timer_t *t)
@@ -291,11 +316,13 @@ static void mhd_log(void *cls, const char *fmt, va_list ap)
 
 static ltd_status start_mhd(srv *s, int fd, ltd_err *err)
 {
-    s->mhd = MHD_start_daemon(
-        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, srv__http_handle, s, MHD_OPTION_EXTERNAL_LOGGER, mhd_log, s,
-        MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_NOTIFY_COMPLETED, srv__http_completed, s, MHD_OPTION_NOTIFY_CONNECTION,
-        srv__http_notify_conn, s, MHD_OPTION_URI_LOG_CALLBACK, srv__http_uri, s, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)(s->o->max_connections + CONNECTIONS_TO_REFUSE), MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->o->write_timeout_s, MHD_OPTION_END);
+    s->mhd = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
+                              srv__http_handle, s, MHD_OPTION_EXTERNAL_LOGGER, mhd_log, s,
+                              MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_NOTIFY_COMPLETED,
+                              srv__http_completed, s, MHD_OPTION_NOTIFY_CONNECTION, srv__http_notify_conn, s,
+                              MHD_OPTION_URI_LOG_CALLBACK, srv__http_uri, s, MHD_OPTION_CONNECTION_LIMIT,
+                              (unsigned)(s->o->max_connections + CONNECTIONS_TO_REFUSE),
+                              MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->o->write_timeout_s, MHD_OPTION_END);
     if (!s->mhd) return ltd_fail(err, LTD_IO, "cannot start the HTTP server: %s", strerror(errno));
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->mhd, MHD_DAEMON_INFO_EPOLL_FD);
     LTD_CHECK(info && info->epoll_fd >= 0, "libmicrohttpd has no epoll descriptor");

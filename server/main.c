@@ -66,7 +66,8 @@ static ltd_status perplexity(parts *p, ltd_err *err)
     if ((st = model_start(p->m, &limits, &so.n_slots, err)) != LTD_OK) goto done;
     int32_t window = mi->context_length - 1 < PERPLEXITY_WINDOW ? mi->context_length - 1 : PERPLEXITY_WINDOW;
     if ((st = model_perplexity(p->m, p->t, text, n, window, &ppl, err)) != LTD_OK) goto done;
-    printf("{\"window\":%d,\"tokens\":%lld,\"nll\":%.10g,\"perplexity\":%.10g}\n", window, (long long)ppl.n_tokens, ppl.nll, ppl.perplexity);
+    printf("{\"window\":%d,\"tokens\":%lld,\"nll\":%.10g,\"perplexity\":%.10g}\n", window,
+           (long long)ppl.n_tokens, ppl.nll, ppl.perplexity);
 done:
     ltd_free(text);
     return st;
@@ -99,7 +100,8 @@ static void log_begin(const parts *p)
     ltd_buf changed = {0};
     log_start(&(log_config){.level = p->o.log_level, .json = p->o.log_json, .fd = 2});
     opt_dump_text(&p->o, true, &changed);
-    log_info("server", "event=start version=%s build=%s pid=%d %s", ltd_version, ltd_build_id, (int)getpid(), changed.data ? changed.data : "");
+    log_info("server", "event=start version=%s build=%s pid=%d %s", ltd_version, ltd_build_id, (int)getpid(),
+             changed.data ? changed.data : "");
     ltd_buf_deinit(&changed);
 }
 

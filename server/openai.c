@@ -1,6 +1,7 @@
 /* openai.c - a /v1/completions body into a checked call, and /tokenize.
- * Runs on libuv's pool: it sees the body and the immutable parts of the server, nothing else.  Costs are bounded before they are paid: counts of
- * prompts and choices are checked before anything is allocated for them, and tokenising gives up at the context's length. */
+ * Runs on libuv's pool: it sees the body and the immutable parts of the server, nothing else.  Costs are
+ * bounded before they are paid: counts of prompts and choices are checked before anything is allocated for
+ * them, and tokenising gives up at the context's length. */
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,13 +79,17 @@ static ltd_status parse_switches(parse *p)
     TRY(srv__field_bool(p->root, "add_special_tokens", &p->add_special, p->e));
     TRY(srv__field_bool(p->root, "include_stop_str_in_output", &call->r.include_stop, p->e));
     if (ltd_json_is_null(so)) return LTD_OK;
-    if (!cJSON_IsObject(so)) return srv__error(p->e, 400, "stream_options", NULL, "'stream_options' must be an object");
-    if (!call->stream) return srv__error(p->e, 400, "stream_options", NULL, "'stream_options' is only allowed with 'stream': true");
+    if (!cJSON_IsObject(so))
+        return srv__error(p->e, 400, "stream_options", NULL, "'stream_options' must be an object");
+    if (!call->stream)
+        return srv__error(p->e, 400, "stream_options", NULL,
+                          "'stream_options' is only allowed with 'stream': true");
     TRY(srv__field_bool(so, "include_usage", &call->include_usage, p->e));
     TRY(srv__field_bool(so, "continuous_usage_stats", &usage_each, p->e));
     if (usage_each)
-        return srv__error(p->e, 400, "stream_options", "unsupported_parameter",
-                          "'stream_options.continuous_usage_stats' is not supported yet; leave it out or send false");
+        return srv__error(
+            p->e, 400, "stream_options", "unsupported_parameter",
+            "'stream_options.continuous_usage_stats' is not supported yet; leave it out or send false");
     return LTD_OK;
 }
 
@@ -93,11 +98,15 @@ static ltd_status parse_switches(parse *p)
 static ltd_status add_stop(parse *p, const cJSON *v)
 {
     srv_call *call = p->call;
-    if (!cJSON_IsString(v)) return srv__error(p->e, 400, "stop", NULL, "'stop' must be a string or a list of strings");
+    if (!cJSON_IsString(v))
+        return srv__error(p->e, 400, "stop", NULL, "'stop' must be a string or a list of strings");
     size_t n = strlen(v->valuestring);
     if (n == 0) return srv__error(p->e, 400, "stop", NULL, "'stop': a stop string must not be empty");
-    if (n > SRV_MAX_STOP_BYTES) return srv__error(p->e, 400, "stop", NULL, "'stop': a stop string has at most %d bytes, not %zu", SRV_MAX_STOP_BYTES, n);
-    if (call->r.n_stops == SCHED_MAX_STOPS) return srv__error(p->e, 400, "stop", NULL, "'stop' takes at most %d strings", SCHED_MAX_STOPS);
+    if (n > SRV_MAX_STOP_BYTES)
+        return srv__error(p->e, 400, "stop", NULL, "'stop': a stop string has at most %d bytes, not %zu",
+                          SRV_MAX_STOP_BYTES, n);
+    if (call->r.n_stops == SCHED_MAX_STOPS)
+        return srv__error(p->e, 400, "stop", NULL, "'stop' takes at most %d strings", SCHED_MAX_STOPS);
     int i = call->r.n_stops++;
     call->stops[i] = ltd_strdup(v->valuestring);
     call->r.stops[i] = call->stops[i];
@@ -116,11 +125,13 @@ static ltd_status parse_stops(parse *p)
     }
     v = ltd_json_get(p->root, "stop_token_ids");
     if (ltd_json_is_null(v)) return LTD_OK;
-    if (!cJSON_IsArray(v)) return srv__error(p->e, 400, "stop_token_ids", NULL, "'stop_token_ids' must be a list of token ids");
+    if (!cJSON_IsArray(v))
+        return srv__error(p->e, 400, "stop_token_ids", NULL, "'stop_token_ids' must be a list of token ids");
     cJSON_ArrayForEach(at, v)
     {
         if (r->n_stop_ids == SCHED_MAX_STOP_IDS)
-            return srv__error(p->e, 400, "stop_token_ids", NULL, "'stop_token_ids' takes at most %d ids", SCHED_MAX_STOP_IDS);
+            return srv__error(p->e, 400, "stop_token_ids", NULL, "'stop_token_ids' takes at most %d ids",
+                              SCHED_MAX_STOP_IDS);
         TRY(srv__field_id(p->c, at, "stop_token_ids", &r->stop_ids[r->n_stop_ids], p->e));
         r->n_stop_ids++;
     }
@@ -134,13 +145,18 @@ static ltd_status parse_labels(parse *p)
         size_t n = cJSON_IsString(v) ? strlen(v->valuestring) : 0;
         bool ok = n >= 1 && n <= SRV_MAX_LABEL;
         for (size_t i = 0; ok && i < n; i++) ok = v->valuestring[i] > 0x20 && v->valuestring[i] < 0x7F;
-        if (!ok) return srv__error(p->e, 400, "request_id", NULL, "'request_id' must be 1 to %d printable ASCII characters without spaces", SRV_MAX_LABEL);
+        if (!ok)
+            return srv__error(p->e, 400, "request_id", NULL,
+                              "'request_id' must be 1 to %d printable ASCII characters without spaces",
+                              SRV_MAX_LABEL);
         memcpy(p->call->label, v->valuestring, n + 1);
     }
     v = ltd_json_get(p->root, "cache_salt");
     if (ltd_json_is_null(v)) return LTD_OK;
     size_t n = cJSON_IsString(v) ? strlen(v->valuestring) : 0;
-    if (n < 1 || n > MAX_SALT_BYTES) return srv__error(p->e, 400, "cache_salt", NULL, "'cache_salt' must be a string of 1 to %d bytes", MAX_SALT_BYTES);
+    if (n < 1 || n > MAX_SALT_BYTES)
+        return srv__error(p->e, 400, "cache_salt", NULL, "'cache_salt' must be a string of 1 to %d bytes",
+                          MAX_SALT_BYTES);
     srv__hash128(p->c->salt_key, v->valuestring, n, p->call->r.salt);
     if (!p->call->r.salt[0]) p->call->r.salt[0] = 1; /* all zero means no salt */
     return LTD_OK;
@@ -150,8 +166,9 @@ static ltd_status parse_labels(parse *p)
 
 static ltd_status too_long(parse *p, int64_t n, bool at_least)
 {
-    return srv__error(p->e, 400, "prompt", "context_length_exceeded", "The prompt has %s%lld tokens, the model's context holds %d", at_least ? "at least " : "",
-                      (long long)n, p->c->info->context_length);
+    return srv__error(p->e, 400, "prompt", "context_length_exceeded",
+                      "The prompt has %s%lld tokens, the model's context holds %d",
+                      at_least ? "at least " : "", (long long)n, p->c->info->context_length);
 }
 
 static ltd_status prompt_from_text(parse *p, const cJSON *v, srv_prompt *to)
@@ -160,9 +177,11 @@ static ltd_status prompt_from_text(parse *p, const cJSON *v, srv_prompt *to)
     size_t len = strlen(v->valuestring);
     int64_t n = 0;
     ltd_err err;
-    ltd_status st = tok_encode(p->c->tok, v->valuestring, len, p->add_special ? TOK_ADD_SPECIAL : TOK_PLAIN, p->c->info->context_length, &to->ids, &n, &err);
+    ltd_status st = tok_encode(p->c->tok, v->valuestring, len, p->add_special ? TOK_ADD_SPECIAL : TOK_PLAIN,
+                               p->c->info->context_length, &to->ids, &n, &err);
     if (st == LTD_TOO_LARGE) return too_long(p, n, true);
-    if (st != LTD_OK) return srv__error(p->e, 400, "prompt", NULL, "'prompt' cannot be tokenised: %s", err.text);
+    if (st != LTD_OK)
+        return srv__error(p->e, 400, "prompt", NULL, "'prompt' cannot be tokenised: %s", err.text);
     if (n > p->c->info->context_length) return too_long(p, n, false);
     if (n == 0) return srv__error(p->e, 400, "prompt", NULL, "'prompt' must not be empty");
     to->n = (int32_t)n;
@@ -185,7 +204,9 @@ static ltd_status prompt_from_ids(parse *p, const cJSON *v, srv_prompt *to)
     int32_t id;
     cJSON_ArrayForEach(at, v)
     {
-        if (!cJSON_IsNumber(at)) return srv__error(p->e, 400, "prompt", NULL, "'prompt': a list holds either strings or token ids, not both");
+        if (!cJSON_IsNumber(at))
+            return srv__error(p->e, 400, "prompt", NULL,
+                              "'prompt': a list holds either strings or token ids, not both");
         TRY(srv__field_id(p->c, at, "prompt", &id, p->e));
     }
     if (n > p->c->info->context_length) return too_long(p, n, false);
@@ -203,7 +224,9 @@ static ltd_status prompt_one(parse *p, const cJSON *v, srv_prompt *to)
 {
     if (cJSON_IsString(v)) return prompt_from_text(p, v, to);
     if (cJSON_IsArray(v)) return prompt_from_ids(p, v, to);
-    return srv__error(p->e, 400, "prompt", NULL, "'prompt' must be a string, a list of strings, a list of token ids or a list of lists of token ids");
+    return srv__error(
+        p->e, 400, "prompt", NULL,
+        "'prompt' must be a string, a list of strings, a list of token ids or a list of lists of token ids");
 }
 
 static ltd_status parse_prompts(parse *p)
@@ -218,15 +241,17 @@ static ltd_status parse_prompts(parse *p)
         cJSON_ArrayForEach(at, v) n++;
     }
     if (n * call->n > p->c->o->max_choices)
-        return srv__error(p->e, 400, many ? "prompt" : "n", NULL, "%lld prompts x %d choices are over the limit of %lld (--max-choices)", (long long)n, call->n,
-                          (long long)p->c->o->max_choices);
+        return srv__error(p->e, 400, many ? "prompt" : "n", NULL,
+                          "%lld prompts x %d choices are over the limit of %lld (--max-choices)",
+                          (long long)n, call->n, (long long)p->c->o->max_choices);
     call->prompts = ltd_calloc((size_t)n, sizeof *call->prompts);
     call->n_prompts = (int32_t)n;
     if (!many) return prompt_one(p, v, &call->prompts[0]);
     int32_t i = 0;
     cJSON_ArrayForEach(at, v)
     {
-        if (at->type != first->type) return srv__error(p->e, 400, "prompt", NULL, "'prompt': the items of a list must be of one kind");
+        if (at->type != first->type)
+            return srv__error(p->e, 400, "prompt", NULL, "'prompt': the items of a list must be of one kind");
         TRY(prompt_one(p, at, &call->prompts[i++]));
     }
     return LTD_OK;
@@ -246,8 +271,9 @@ static ltd_status check_lengths(parse *p)
     int64_t want = given ? p->max_tokens : 1;
     if (want > context - longest)
         return srv__error(p->e, 400, given ? "max_tokens" : "prompt", "context_length_exceeded",
-                          "The prompt has %lld tokens, and %lld more (%s) are over the context of %lld", (long long)longest, (long long)want,
-                          given ? "max_tokens" : "the least to generate", (long long)context);
+                          "The prompt has %lld tokens, and %lld more (%s) are over the context of %lld",
+                          (long long)longest, (long long)want, given ? "max_tokens" : "the least to generate",
+                          (long long)context);
     /* Prompts of one call may have different lengths: the scheduler ends each at the context. */
     call->r.max_tokens = (int32_t)(given ? want : DEFAULT_MAX_TOKENS);
     if (!given && call->r.max_tokens > context) call->r.max_tokens = (int32_t)context;
@@ -258,17 +284,50 @@ static ltd_status check_lengths(parse *p)
 
 static void log_unknown(const cJSON *root)
 {
-    static const char *const known[] = {
-        "model", "prompt", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "stop", "stop_token_ids",
-        "include_stop_str_in_output", "ignore_eos", "logprobs", "echo", "logit_bias", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "stream", "stream_options", "skip_special_tokens", "add_special_tokens", "suffix", "response_format", "tools", "priority",
-        "cache_salt", "return_token_ids", "request_id", "user", "metadata", "store", "service_tier", "timings"};
+    static const char *const known[] = {"model",
+                                        "prompt",
+                                        "max_tokens",
+                                        "min_tokens",
+                                        "temperature",
+                                        "top_p",
+                                        "top_k",
+                                        "min_p",
+                                        "n",
+                                        "best_of",
+                                        "seed",
+                                        "stop",
+                                        "stop_token_ids",
+                                        "include_stop_str_in_output",
+                                        "ignore_eos",
+                                        "logprobs",
+                                        "echo",
+                                        "logit_bias",
+                                        "presence_penalty",
+                                        "frequency_penalty",
+                                        "repetition_penalty",
+                                        "stream",
+                                        "stream_options",
+                                        "skip_special_tokens",
+                                        "add_special_tokens",
+                                        "suffix",
+                                        "response_format",
+                                        "tools",
+                                        "priority",
+                                        "cache_salt",
+                                        "return_token_ids",
+                                        "request_id",
+                                        "user",
+                                        "metadata",
+                                        "store",
+                                        "service_tier",
+                                        "timings"};
     const cJSON *at;
     if (!log_enabled(LOG_DEBUG)) return;
     cJSON_ArrayForEach(at, root)
     {
         bool found = false;
-        for (size_t i = 0; i < sizeof known / sizeof *known && !found; i++) found = !strcmp(known[i], at->string);
+        for (size_t i = 0; i < sizeof known / sizeof *known && !found; i++)
+            found = !strcmp(known[i], at->string);
         if (!found) log_debug("server", "unknown field ignored name=%.64s", at->string);
     }
 }
@@ -332,9 +391,11 @@ static ltd_status tokenize_root(const srv_const *c, const cJSON *root, ltd_buf *
     TRY(srv__field_bool(root, "add_special_tokens", &add_special, e));
     const cJSON *v = ltd_json_get(root, "prompt");
     if (!ltd_json_is_null(ltd_json_get(root, "messages")))
-        return srv__error(e, 400, "messages", "unsupported_parameter", "'messages' is not supported yet; send 'prompt'");
+        return srv__error(e, 400, "messages", "unsupported_parameter",
+                          "'messages' is not supported yet; send 'prompt'");
     if (!cJSON_IsString(v)) return srv__error(e, 400, "prompt", NULL, "'prompt' must be a string");
-    if (tok_encode(c->tok, v->valuestring, strlen(v->valuestring), add_special ? TOK_ADD_SPECIAL : TOK_PLAIN, 0, &ids, &n, &err) != LTD_OK)
+    if (tok_encode(c->tok, v->valuestring, strlen(v->valuestring), add_special ? TOK_ADD_SPECIAL : TOK_PLAIN,
+                   0, &ids, &n, &err) != LTD_OK)
         return srv__error(e, 400, "prompt", NULL, "'prompt' cannot be tokenised: %s", err.text);
     ltd_buf_str(out, "{\"tokens\":[");
     for (int64_t i = 0; i < n; i++) {

@@ -16,7 +16,10 @@ static size_t skip_string(const char *s, size_t len, size_t i)
     return i < len ? i + 1 : len;
 }
 
-static bool number_like(char c) { return (c >= '0' && c <= '9') || (c && strchr("+-.eE", c)); }
+static bool number_like(char c)
+{
+    return (c >= '0' && c <= '9') || (c && strchr("+-.eE", c));
+}
 
 /* Whether s[i..) is a value that JSON has no word for (NaN, Infinity) or a number that no double holds. */
 static bool bad_number(const char *s, size_t len, size_t i)
@@ -36,8 +39,22 @@ static bool bad_number(const char *s, size_t len, size_t i)
 /* In a document that was refused: the top-level field, of those we know, whose value is no finite number. */
 static const char *field_of_bad_number(const char *s, size_t len)
 {
-    static const char *const fields[] = {"temperature", "top_p", "top_k", "min_p", "n", "best_of", "max_tokens", "min_tokens", "seed", "logprobs",
-                                         "presence_penalty", "frequency_penalty", "repetition_penalty", "priority", "logit_bias", "prompt"};
+    static const char *const fields[] = {"temperature",
+                                         "top_p",
+                                         "top_k",
+                                         "min_p",
+                                         "n",
+                                         "best_of",
+                                         "max_tokens",
+                                         "min_tokens",
+                                         "seed",
+                                         "logprobs",
+                                         "presence_penalty",
+                                         "frequency_penalty",
+                                         "repetition_penalty",
+                                         "priority",
+                                         "logit_bias",
+                                         "prompt"};
     const char *key = NULL;
     size_t key_len = 0;
     int depth = 0;
@@ -78,7 +95,9 @@ ltd_status srv__parse_body(const char *body, size_t len, cJSON **out, srv_error 
     if (st == LTD_NO_MEMORY) return srv__error(e, 503, NULL, NULL, "No memory for the request");
     if (st != LTD_OK) {
         const char *field = st == LTD_CORRUPT ? field_of_bad_number(body, len) : NULL;
-        if (field) return srv__error(e, 400, field, NULL, "'%s' must be a finite number (body is not valid JSON: %s)", field, err.text);
+        if (field)
+            return srv__error(e, 400, field, NULL,
+                              "'%s' must be a finite number (body is not valid JSON: %s)", field, err.text);
         return srv__error(e, 400, NULL, NULL, "The body is not valid JSON: %s", err.text);
     }
     if (cJSON_IsObject(*out)) return LTD_OK;
@@ -98,17 +117,21 @@ ltd_status srv__field_bool(const cJSON *o, const char *name, bool *out, srv_erro
     return LTD_OK;
 }
 
-ltd_status srv__field_int(const cJSON *o, const char *name, int64_t lo, int64_t hi, int64_t *out, srv_error *e)
+ltd_status srv__field_int(const cJSON *o, const char *name, int64_t lo, int64_t hi, int64_t *out,
+                          srv_error *e)
 {
     const cJSON *v = ltd_json_get(o, name);
     int64_t i;
     if (ltd_json_is_null(v)) return LTD_OK;
     if (ltd_json_int64(v, &i) != LTD_OK)
-        return srv__error(e, 400, name, NULL, "'%s' must be an integer%s", name, cJSON_IsNumber(v) ? " of at most 64 bits" : "");
+        return srv__error(e, 400, name, NULL, "'%s' must be an integer%s", name,
+                          cJSON_IsNumber(v) ? " of at most 64 bits" : "");
     if (i < lo || i > hi) {
-        if (hi == INT64_MAX) return srv__error(e, 400, name, NULL, "'%s' must be at least %lld, not %lld", name, (long long)lo, (long long)i);
-        return srv__error(e, 400, name, NULL, "'%s' must be between %lld and %lld, not %lld", name, (long long)lo, (long long)hi,
-                          (long long)i);
+        if (hi == INT64_MAX)
+            return srv__error(e, 400, name, NULL, "'%s' must be at least %lld, not %lld", name, (long long)lo,
+                              (long long)i);
+        return srv__error(e, 400, name, NULL, "'%s' must be between %lld and %lld, not %lld", name,
+                          (long long)lo, (long long)hi, (long long)i);
     }
     *out = i;
     return LTD_OK;
@@ -120,7 +143,8 @@ ltd_status srv__field_num(const cJSON *o, const char *name, double lo, double hi
     if (ltd_json_is_null(v)) return LTD_OK;
     if (!cJSON_IsNumber(v)) return srv__error(e, 400, name, NULL, "'%s' must be a number", name);
     if (!(v->valuedouble >= lo && v->valuedouble <= hi))
-        return srv__error(e, 400, name, NULL, "'%s' must be between %g and %g, not %g", name, lo, hi, v->valuedouble);
+        return srv__error(e, 400, name, NULL, "'%s' must be between %g and %g, not %g", name, lo, hi,
+                          v->valuedouble);
     *out = (float)v->valuedouble;
     return LTD_OK;
 }
@@ -137,16 +161,19 @@ ltd_status srv__field_model(const srv_const *c, const cJSON *o, const char **out
         return LTD_OK;
     }
     size_t n = strlen(v->valuestring);
-    return srv__error(e, 404, "model", "model_not_found", "The model '%.*s' does not exist; this server has '%s'",
+    return srv__error(e, 404, "model", "model_not_found",
+                      "The model '%.*s' does not exist; this server has '%s'",
                       (int)srv__utf8_cut(v->valuestring, n, 200), v->valuestring, c->o->served_names[0]);
 }
 
 ltd_status srv__field_id(const srv_const *c, const cJSON *v, const char *name, int32_t *out, srv_error *e)
 {
     int64_t id;
-    if (ltd_json_int64(v, &id) != LTD_OK) return srv__error(e, 400, name, NULL, "'%s': a token id must be an integer", name);
+    if (ltd_json_int64(v, &id) != LTD_OK)
+        return srv__error(e, 400, name, NULL, "'%s': a token id must be an integer", name);
     if (id < 0 || id >= c->info->vocab_size)
-        return srv__error(e, 400, name, NULL, "'%s': token id %lld is outside the vocabulary of %d", name, (long long)id, c->info->vocab_size);
+        return srv__error(e, 400, name, NULL, "'%s': token id %lld is outside the vocabulary of %d", name,
+                          (long long)id, c->info->vocab_size);
     *out = (int32_t)id;
     return LTD_OK;
 }
@@ -155,13 +182,19 @@ ltd_status srv__field_id(const srv_const *c, const cJSON *v, const char *name, i
 
 static ltd_status unserved(srv_error *e, const char *name, const char *neutral)
 {
-    return srv__error(e, 400, name, "unsupported_parameter", "'%s' is not supported yet; leave it out or send %s", name, neutral);
+    return srv__error(e, 400, name, "unsupported_parameter",
+                      "'%s' is not supported yet; leave it out or send %s", name, neutral);
 }
 
 /* Numbers with a neutral value: of the right type and range, but anything else is refused. */
 static ltd_status unserved_numbers(const cJSON *o, srv_error *e)
 {
-    static const struct { const char *name; double lo, hi; float neutral; const char *text; } rows[] = {
+    static const struct {
+        const char *name;
+        double lo, hi;
+        float neutral;
+        const char *text;
+    } rows[] = {
         {"presence_penalty", -2, 2, 0, "0"},
         {"frequency_penalty", -2, 2, 0, "0"},
         {"repetition_penalty", 0, 2, 1, "1"},
@@ -182,14 +215,17 @@ static ltd_status unserved_objects(const cJSON *o, srv_error *e)
 {
     const cJSON *v = ltd_json_get(o, "logit_bias");
     if (!ltd_json_is_null(v)) {
-        if (!cJSON_IsObject(v)) return srv__error(e, 400, "logit_bias", NULL, "'logit_bias' must be an object of token ids and biases");
+        if (!cJSON_IsObject(v))
+            return srv__error(e, 400, "logit_bias", NULL,
+                              "'logit_bias' must be an object of token ids and biases");
         if (v->child) return unserved(e, "logit_bias", "{}");
     }
     v = ltd_json_get(o, "response_format");
     if (!ltd_json_is_null(v)) {
         const cJSON *type = ltd_json_get(v, "type");
         if (!cJSON_IsObject(v) || !cJSON_IsString(type))
-            return srv__error(e, 400, "response_format", NULL, "'response_format' must be an object with a 'type'");
+            return srv__error(e, 400, "response_format", NULL,
+                              "'response_format' must be an object with a 'type'");
         if (strcmp(type->valuestring, "text")) return unserved(e, "response_format", "{\"type\": \"text\"}");
     }
     v = ltd_json_get(o, "tools");
@@ -208,7 +244,8 @@ ltd_status srv__fields_unserved(const cJSON *o, int64_t n, srv_error *e)
     bool ids = false, timings = false;
     int64_t best_of = n;
     if ((st = srv__field_int(o, "best_of", 1, INT64_MAX, &best_of, e)) != LTD_OK) return st;
-    if (best_of < n) return srv__error(e, 400, "best_of", NULL, "'best_of' must be at least 'n' (%lld)", (long long)n);
+    if (best_of < n)
+        return srv__error(e, 400, "best_of", NULL, "'best_of' must be at least 'n' (%lld)", (long long)n);
     if (best_of > n) return unserved(e, "best_of", "the same as 'n'");
     if ((st = srv__field_bool(o, "return_token_ids", &ids, e)) != LTD_OK) return st;
     if (ids) return unserved(e, "return_token_ids", "false");
@@ -220,7 +257,10 @@ ltd_status srv__fields_unserved(const cJSON *o, int64_t n, srv_error *e)
 
 /* ---------------------------------------------------------------- salts */
 
-static uint64_t rotl(uint64_t x, int n) { return x << n | x >> (64 - n); }
+static uint64_t rotl(uint64_t x, int n)
+{
+    return x << n | x >> (64 - n);
+}
 
 static void sip_round(uint64_t v[4])
 {
@@ -234,8 +274,8 @@ static void sip_round(uint64_t v[4])
 void srv__hash128(const uint64_t key[2], const void *data, size_t n, uint64_t out[2])
 {
     const unsigned char *p = data;
-    uint64_t v[4] = {key[0] ^ 0x736f6d6570736575ull, key[1] ^ 0x646f72616e646f6dull ^ 0xee, key[0] ^ 0x6c7967656e657261ull,
-                     key[1] ^ 0x7465646279746573ull};
+    uint64_t v[4] = {key[0] ^ 0x736f6d6570736575ull, key[1] ^ 0x646f72616e646f6dull ^ 0xee,
+                     key[0] ^ 0x6c7967656e657261ull, key[1] ^ 0x7465646279746573ull};
     for (size_t i = 0; i <= n; i += 8) {
         uint64_t m = 0;
         size_t part = n - i < 8 ? n - i : 8;

@@ -1,7 +1,8 @@
 /* queue.c - what the engine says, as values, on its way to the loop.
- * A list of byte chunks under a mutex that is held for a memcpy at most.  The engine must neither block nor call an allocator in its stride, so
- * chunks are reused; a burst that needs more of them than ever before takes one by plain malloc (the guard of ltd_alloc
- * stands for "no allocation a token", and this is none a token). */
+ * A list of byte chunks under a mutex that is held for a memcpy at most.  The engine must neither block nor
+ * call an allocator in its stride, so chunks are reused; a burst that needs more of them than ever before
+ * takes one by plain malloc (the guard of ltd_alloc stands for "no allocation a token", and this is none a
+ * token). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,7 +108,8 @@ bool srv__queue_push(srv_queue *q, const sched_event *ev)
 {
     int n_top = ev->n_top;
     int32_t n_tokens = n_top < 0 ? 0 : ev->n_tokens;
-    size_t bytes = sizeof(srv_msg) + ev->text_len + (n_tokens ? (size_t)n_tokens * srv__score_bytes(n_top) : 0);
+    size_t bytes =
+        sizeof(srv_msg) + ev->text_len + (n_tokens ? (size_t)n_tokens * srv__score_bytes(n_top) : 0);
     bytes = (bytes + 7) & ~(size_t)7;
     srv_msg m = {
         .bytes = (uint32_t)bytes,

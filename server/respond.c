@@ -1,6 +1,6 @@
 /* respond.c - the non-streamed answer, and the logprobs object of both forms.
- * JSON is made while it is being sent, a part at a time, from text, ids and numbers: an answer of 8,192 tokens with 20 alternatives each is 1.4 MB
- * here and never the several MB of its JSON. */
+ * JSON is made while it is being sent, a part at a time, from text, ids and numbers: an answer of 8,192
+ * tokens with 20 alternatives each is 1.4 MB here and never the several MB of its JSON. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,9 +13,9 @@ enum { TEXT_SLICE = 16 << 10 };
 
 typedef struct entry {
     int32_t id;
-    bool scored;       /* the prompt's first token has nothing before it */
+    bool scored; /* the prompt's first token has nothing before it */
     float logprob;
-    const char *tops;  /* n_top ids, then n_top logprobs */
+    const char *tops; /* n_top ids, then n_top logprobs */
     int n_top;
 } entry;
 
@@ -100,7 +100,8 @@ static void put_tops(const srv_gen *g, const entry *e, ltd_buf *out)
 
 /* ---------------------------------------------------------------- text_offset */
 
-/* Where entry i begins, in characters of the text returned; then moves past it.  Entries come in order, each once. */
+/* Where entry i begins, in characters of the text returned; then moves past it.  Entries come in order, each
+ * once. */
 static int64_t take_offset(srv_gen *g, int32_t choice, int32_t i)
 {
     srv_choice *ch = &g->choices[choice];
@@ -112,7 +113,9 @@ static int64_t take_offset(srv_gen *g, int32_t choice, int32_t i)
         ch->chars += srv__utf8_chars(text.data, text.len);
         ltd_buf_clear(&text);
     }
-    if (i == 0 || i == n_echo) tok_stream_init(&ch->offsets, g->c->tok, i < n_echo && p->from_text ? false : g->call->r.skip_special);
+    if (i == 0 || i == n_echo)
+        tok_stream_init(&ch->offsets, g->c->tok,
+                        i < n_echo && p->from_text ? false : g->call->r.skip_special);
     int64_t at = ch->chars;
     bool silent = (i == 0 && n_echo > 0 && p->auto_head) || (i == n_echo - 1 && p->auto_tail);
     if (!silent) tok_stream_add(&ch->offsets, entry_at(g, choice, i).id, &text);
@@ -140,7 +143,8 @@ static void put_item(srv_gen *g, int32_t choice, int phase, int32_t i, ltd_buf *
 
 bool srv__logprobs_write(srv_gen *g, int32_t choice, srv_lp_cursor *cur, ltd_buf *out, size_t want)
 {
-    static const char *const keys[4] = {"{\"tokens\":[", "],\"token_logprobs\":[", "],\"top_logprobs\":[", "],\"text_offset\":["};
+    static const char *const keys[4] = {"{\"tokens\":[", "],\"token_logprobs\":[", "],\"top_logprobs\":[",
+                                        "],\"text_offset\":["};
     size_t from = out->len;
     while (cur->phase < 4) {
         if (!cur->open) ltd_buf_str(out, keys[cur->phase]);

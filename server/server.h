@@ -1,7 +1,7 @@
 /* server.h - the daemon's HTTP face: the OpenAI protocol over one libuv loop and libmicrohttpd.
- * Serves /live at once and everything else as soon as the model is loaded; ends by signal or when the engine is lost.  Knows nothing of tensors,
- * slots or the tree.
- * Threads: srv_run owns the calling thread (the loop); it loads the model on a thread of its own; requests are parsed on libuv's pool. */
+ * Serves /live at once and everything else as soon as the model is loaded; ends by signal or when the engine
+ * is lost.  Knows nothing of tensors, slots or the tree. Threads: srv_run owns the calling thread (the loop);
+ * it loads the model on a thread of its own; requests are parsed on libuv's pool. */
 #ifndef LTD_SERVER_H
 #define LTD_SERVER_H
 
@@ -12,14 +12,16 @@
 extern "C" {
 #endif
 
-/* What serving needs; borrowed, and valid until srv_run has returned.  The sched is created but not started. */
+/* What serving needs; borrowed, and valid until srv_run has returned.  The sched is created but not started.
+ */
 typedef struct srv_parts {
     const model_info *info;
     const tok *tok;
     sched *sched;
 } srv_parts;
 
-/* Loads the model and creates the rest, with fn and fn_user as the sched's callback.  Runs once, on a thread of its own. */
+/* Loads the model and creates the rest, with fn and fn_user as the sched's callback.  Runs once, on a thread
+ * of its own. */
 typedef ltd_status srv_load_fn(void *user, sched_event_fn *fn, void *fn_user, srv_parts *out, ltd_err *err);
 
 typedef enum srv_end {
