@@ -152,17 +152,18 @@ static void refuse_unsupported(reader *r, const model_config *c)
               c->n_heads);
 }
 
+/* The ranges are what the operations serve, and keep every product of two sizes within int32. */
 static void read_sizes(reader *r, model_config *c)
 {
     bool v3 = c->v3;
-    c->vocab_size = int_field(r, "vocab_size", v3 ? 129280 : 32000, 1, 1 << 20);
+    c->vocab_size = int_field(r, "vocab_size", v3 ? 129280 : 32000, 1, 1 << 19);
     c->hidden_size = int_field(r, "hidden_size", v3 ? 7168 : 4096, 1, 65536);
     c->intermediate_size = int_field(r, "intermediate_size", v3 ? 18432 : 11008, 1, 1 << 20);
     c->n_layers = int_field(r, "num_hidden_layers", v3 ? 61 : 32, 1, 1024);
     c->n_heads = int_field(r, "num_attention_heads", v3 ? 128 : 32, 1, 1024);
     if (!field(r, "kv_lora_rank"))
         fault(r, LTD_UNSUPPORTED, "kv_lora_rank is missing: this is no checkpoint with latent attention");
-    c->kv_lora_rank = int_field(r, "kv_lora_rank", 512, 1, 16384);
+    c->kv_lora_rank = int_field(r, "kv_lora_rank", 512, 1, 4096);
     c->q_lora_stated = ltd_json_get(r->obj, "q_lora_rank") != NULL;
     c->q_lora_rank = stated_null(r, "q_lora_rank") ? 0 : int_field(r, "q_lora_rank", 1536, 1, 65536);
     c->d_nope = int_field(r, "qk_nope_head_dim", 128, 1, 1024);
@@ -226,7 +227,7 @@ static void read_experts(reader *r, model_config *c)
 {
     bool v3 = c->v3;
     c->n_experts =
-        stated_null(r, "n_routed_experts") ? 0 : int_field(r, "n_routed_experts", v3 ? 256 : 64, 1, 4096);
+        stated_null(r, "n_routed_experts") ? 0 : int_field(r, "n_routed_experts", v3 ? 256 : 64, 1, 1024);
     c->n_shared =
         stated_null(r, "n_shared_experts") ? 0 : int_field(r, "n_shared_experts", v3 ? 1 : 2, 0, 64);
     c->moe_intermediate_size = int_field(r, "moe_intermediate_size", v3 ? 2048 : 1407, 1, 1 << 20);
