@@ -31,7 +31,8 @@ typedef struct opt_row {
     size_t offset;       /* in ltd_options */
     double def;          /* of a choice: its number */
     double min, max;     /* all exact: below 2^53 */
-    const char *choices; /* "auto|f32,float32|..": one word a choice and its other spellings; of a string: its default */
+    const char *choices; /* "auto|f32,float32|..": one word a choice and its other spellings; of a string: its
+                            default */
     const char *unit;    /* of a number; else what stands for the value in --help */
     const char *group, *help;
 } opt_row;

@@ -42,6 +42,7 @@ static atomic_bool running;     /* lines go to the ring */
 static atomic_bool stopping, writer_idle;
 static atomic_int n_inside; /* producers between their look at `running` and their line's end */
 static atomic_llong n_dropped;
+static long long dropped_at_start; /* what the writer reports counts from here */
 static pthread_t writer;
 static bool have_writer, writer_stuck;
 static _Thread_local bool is_writer;
@@ -227,7 +228,7 @@ static void *writer_main(void *arg)
     (void)arg;
     is_writer = true;
     static char batch[BATCH_BYTES];
-    long long reported = atomic_load(&n_dropped);
+    long long reported = dropped_at_start;
     int64_t last_report = 0;
     bool broken = false; /* the last write failed: more of the same would only fail again */
     for (;;) {
@@ -354,6 +355,7 @@ ltd_status log_start(const log_config *c)
     for (size_t i = 0; i < RING_LINES; i++) atomic_store(&ring[i].seq, i);
     atomic_store(&ring_tail, 0);
     atomic_store(&ring_head, 0);
+    dropped_at_start = atomic_load(&n_dropped);
     atomic_store(&stopping, false);
     atomic_store(&writer_idle, false);
     sem_init(&ring_ready, 0, 0);
