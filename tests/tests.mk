@@ -4,3 +4,5 @@ SUPPORT_test_model_goldens := model_runner
 SUPPORT_test_scheduler_same_bits := model_runner
 SUPPORT_test_model_safetensors := checkpoint_writer
 SUPPORT_test_model_weights := checkpoint_writer
+LINK_fuzz_safetensors := model mempool kernels config
+LINK_fuzz_config_json := model mempool kernels config
