@@ -68,8 +68,8 @@ static bool choice_frame(srv_gen *g, int32_t choice, ltd_buf *out)
     /* A long backlog leaves in parts, but where log-probabilities belong to the text. */
     size_t n = g->call->logprobs ? ch->text.len : srv__utf8_cut(ch->text.data, ch->text.len, FRAME_TEXT);
     bool last = ch->finish && n == ch->text.len;
-    int32_t to = srv__gen_entries(g, choice),
-            from = to - (int32_t)(ch->scores.len / srv__score_bytes(g->call->r.n_logprobs));
+    int32_t to = srv__gen_entries(g, choice), from = to;
+    if (g->call->logprobs) from -= (int32_t)(ch->scores.len / srv__score_bytes(g->call->r.n_logprobs));
     frame_text(g, choice, ch->text.data, n, out);
     put_logprobs(g, choice, from, to, out);
     frame_close(g, ch, last, out);
