@@ -100,7 +100,7 @@ static void v2_group_limited_is_read(void **state)
 {
     (void)state;
     model_config c = read_ok("{" V2 ",\"q_lora_rank\":1536,\"n_routed_experts\":160,\"topk_method\":\"group_"
-                                    "limited_greedy\",\"n_group\":8,"
+                             "limited_greedy\",\"n_group\":8,"
                              "\"topk_group\":3,\"routed_scaling_factor\":16.0}",
                              NULL);
     assert_int_equal(c.route, KERN_ROUTE_GROUP_LIMITED);
@@ -355,14 +355,14 @@ static void rope_of_either_spelling(void **state)
 {
     (void)state;
     model_config c = read_ok("{" V2 ",\"head_dim\":64,\"dtype\":\"bfloat16\",\"rope_parameters\":{\"rope_"
-                                    "type\":\"yarn\",\"type\":\"yarn\","
+                             "type\":\"yarn\",\"type\":\"yarn\","
                              "\"rope_theta\":50000," YARN ",\"truncate\":false}}",
                              NULL);
     assert_true(c.rope == ROPE_YARN && c.rope_theta == 50000 && !c.rope_truncate && c.beta_fast == 32 &&
                 c.beta_slow == 1);
     assert_int_equal(c.d_nope, 128); /* head_dim says the rotary size there, nothing else */
     c = read_ok("{" V2 ",\"rope_theta\":7,\"rope_scaling\":null,\"rope_parameters\":{\"rope_theta\":9.5,"
-                       "\"rope_type\":\"default\"}}",
+                "\"rope_type\":\"default\"}}",
                 NULL);
     assert_true(c.rope == ROPE_PLAIN && c.rope_theta == 9.5);
     c = read_ok("{" V2 ",\"rope_theta\":7,\"rope_scaling\":{\"type\":\"yarn\"," YARN
