@@ -13,3 +13,5 @@ SUPPORT_test_model_tokenizer_regex := byte_tokenizer
 LINK_bench_tokenizer := model mempool kernels config
 SUPPORT_fuzz_tokenizer := byte_tokenizer
 LINK_fuzz_tokenizer := model mempool kernels config
+LINK_test_radix_random := radix mempool kernels config
+LINK_bench_radix := radix mempool kernels config
