@@ -15,3 +15,5 @@ SUPPORT_fuzz_tokenizer := byte_tokenizer
 LINK_fuzz_tokenizer := model mempool kernels config
 LINK_test_radix_random := radix mempool kernels config
 LINK_bench_radix := radix mempool kernels config
+SUPPORT_test_kernels_math := ktest
+SUPPORT_test_kernels_matmul := ktest

@@ -34,8 +34,8 @@ ltd_status cpu_fast_init(cpu_backend *b, const kern_backend_options *o, ltd_err 
 void cpu_fast_deinit(cpu_backend *b);
 
 /* Every thread that may run tasks has scratch of this size, a context's own for the calling thread.  Ops cut their work to fit; only pages
- * that are used cost memory.  The largest user is sample: 16 bytes a vocabulary entry. */
-#define CPU_SCRATCH_BYTES ((size_t)CPU_MAX_VOCAB * 16)
+ * that are used cost memory.  The largest user is sample: 20 bytes a vocabulary entry. */
+#define CPU_SCRATCH_BYTES ((size_t)CPU_MAX_VOCAB * 24)
 
 typedef struct cpu_ctx {
     kern_ctx base;

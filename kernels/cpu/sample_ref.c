@@ -38,20 +38,15 @@ static int descending(const void *pa, const void *pb)
     return a->z != b->z ? (a->z < b->z ? 1 : -1) : (a->id > b->id) - (a->id < b->id);
 }
 
-/* How many of the sorted candidates stay. */
-static int32_t keep(const kern_sample_params *p, const candidate *c, int32_t n)
+/* Sum of exp(z), in lanes over ids, of the candidates down to the last one kept. */
+static float total_of(const float *x, float m, float t, int32_t vocab, const candidate *last)
 {
-    double total = 0, sum = 0;
-    if (p->top_k > 0 && p->top_k < n) n = p->top_k;
-    if (p->top_p < 1) {
-        int32_t m = 0;
-        for (int32_t i = 0; i < n; i++) total += kern_exp(c[i].z);
-        while (m < n && (m == 0 || sum < p->top_p * total)) sum += kern_exp(c[m++].z);
-        n = m;
+    float lane[LANES] = {0};
+    for (int32_t i = 0; i < vocab; i++) {
+        candidate one = {(x[i] - m) / t, i};
+        if (descending(&one, last) <= 0) lane[i % LANES] += kern_exp(one.z);
     }
-    if (p->min_p > 0)
-        while (n > 1 && kern_exp(c[n - 1].z) < p->min_p) n--;
-    return n;
+    return lanes_tree(lane);
 }
 
 static int32_t draw(const kern_sample_params *p, const float *x, float m, int32_t vocab, candidate *c)
@@ -62,8 +57,14 @@ static int32_t draw(const kern_sample_params *p, const float *x, float m, int32_
     for (int32_t i = 0; i < vocab; i++)
         if (x[i] > -KERN_INF) c[n++] = (candidate){(x[i] - m) / p->temperature, i};
     qsort(c, (size_t)n, sizeof *c, descending);
-    n = keep(p, c, n);
+    if (p->top_k > 0 && p->top_k < n) n = p->top_k;
+    if (p->top_p < 1) {
+        double mass = (double)p->top_p * (double)total_of(x, m, p->temperature, vocab, &c[n - 1]), sum = 0;
+        int32_t most = n;
+        for (n = 0; n < most && (n == 0 || sum < mass); n++) sum += kern_exp(c[n].z);
+    }
     for (int32_t i = 0; i < n; i++) {
+        if (p->min_p > 0 && c[i].z < 0 && kern_exp(c[i].z) < p->min_p) continue;
         float g = c[i].z + kern_gumbel(key, (uint32_t)c[i].id);
         if (token < 0 || g > best || (g == best && c[i].id < token)) best = g, token = c[i].id;
     }
