@@ -96,6 +96,7 @@ ltd_status model_open(const ltd_options *o, model **out, ltd_err *err)
     if (st == LTD_OK) st = fill_info(o, m, err);
     if (st == LTD_OK) st = st_open(o->model, &m->files, err);
     if (st == LTD_OK) {
+        model_config_settle(&m->config, m->files);
         m->info.fingerprint = st_fingerprint(m->files);
         st = model_weights_load(&m->config, m->files, m->backend, m->ctx, &m->weights, err);
     }

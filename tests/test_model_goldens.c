@@ -220,7 +220,7 @@ static void check_bf16(const char *dir, const char *name)
 
 static const char *models_dir(void)
 {
-    const char *d = getenv("LATENTD_TEST_MODELS");
+    const char *d = getenv("LTD_TEST_MODELS");
     return d ? d : "tests/models";
 }
 
