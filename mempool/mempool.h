@@ -51,7 +51,7 @@ int32_t *pool_req_row(pool_req_table *t, int32_t row); /* the host row, row_cap 
 int32_t pool_req_edits(const pool_req_table *t, const pool_req_edit **edits, const int32_t **slots, int32_t *n_slots);
 void pool_req_edits_clear(pool_req_table *t);
 
-/* The device's copy, changed only by edits (double-buffered staging inside). */
+/* The device's copy, changed only by edits (double-buffered staging inside: at most two steps in flight).  Entries that no edit wrote are undefined. */
 typedef struct pool_req_mirror pool_req_mirror;
 ltd_status pool_req_mirror_create(kern_ctx *ctx, int32_t n_rows, int32_t row_cap, pool_req_mirror **out, ltd_err *err);
 void pool_req_mirror_destroy(pool_req_mirror *m);

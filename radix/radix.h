@@ -63,6 +63,7 @@ void radix_unlock(radix *r, radix_path *path);
 typedef void radix_evict_fn(void *user, const int32_t *slots, int32_t n);
 /* Gives up at least n tokens' slots if so many are unlocked, least recently used leaves first, from a leaf's end (no more than n
  * tokens are taken, where the last leaf is longer).  Calls fn with runs of slots, which are no longer the tree's.  Returns how many.
+ * A use lasts until its unlock: what was unlocked first goes first.  fn must not call back into the tree.
  * Time: proportional to n and the nodes freed; no scan. */
 int32_t radix_evict(radix *r, int32_t n, radix_evict_fn *fn, void *user);
 

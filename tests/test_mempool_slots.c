@@ -120,24 +120,29 @@ static void take_of_64_and_more_gets_whole_groups(void **state)
     pool_slots_destroy(p);
 }
 
-/* With few whole groups left, small takes fill the broken ones. */
-static void take_of_few_spares_the_last_whole_groups(void **state)
+/* Whole groups first, a neighbour before others; broken ones when there are no more. */
+static void take_fills_broken_groups_last(void **state)
 {
     (void)state;
     pool_slots *p = make(64 * 16 - 1);
     int32_t *s = malloc(64 * 16 * sizeof *s);
     assert_int_equal(pool_slots_take(p, 64 * 16 - 1, 0, s), LTD_OK);
     for (int32_t slot = 1; slot < 64 * 16;
-         slot++) /* give: group 5 whole, every second one elsewhere below 10 */
-        if (slot / 64 == 5 || (slot / 64 < 10 && slot % 2)) pool_slots_give(p, &slot, 1);
-    int32_t t[64];
-    for (int i = 0; i < 200; i++) {
-        assert_int_equal(pool_slots_take(p, 1, 0, t), LTD_OK);
-        assert_int_not_equal(t[0] / 64, 5);
+         slot++) /* give: groups 5 and 6 whole, every second slot elsewhere below 10 */
+        if (slot / 64 == 5 || slot / 64 == 6 || (slot / 64 < 10 && slot % 2)) pool_slots_give(p, &slot, 1);
+    int32_t t[80];
+    assert_int_equal(pool_slots_take(p, 70, 0, t), LTD_OK);
+    for (int i = 0; i < 70; i++) assert_int_equal(t[i], 5 * 64 + i);
+    int32_t last = t[69];
+    for (; last < 7 * 64 - 1; last++) {
+        assert_int_equal(pool_slots_take(p, 1, last, t), LTD_OK);
+        assert_int_equal(t[0], last + 1);
     }
-    assert_int_equal(pool_slots_take(p, 64, 0, t), LTD_OK);
-    assert_int_equal(t[0], 5 * 64);
-    assert_int_equal(t[63], 5 * 64 + 63);
+    for (int i = 0; i < 8 * 32; i++) {
+        assert_int_equal(pool_slots_take(p, 1, last, t), LTD_OK);
+        assert_int_equal(t[0] % 2, 1);
+    }
+    assert_int_equal(pool_slots_free(p), 0);
     check(p);
     free(s);
     pool_slots_destroy(p);
@@ -357,7 +362,7 @@ int main(void)
         cmocka_unit_test(take_when_full_takes_nothing),
         cmocka_unit_test(take_goes_on_behind_the_last_slot),
         cmocka_unit_test(take_of_64_and_more_gets_whole_groups),
-        cmocka_unit_test(take_of_few_spares_the_last_whole_groups),
+        cmocka_unit_test(take_fills_broken_groups_last),
         cmocka_unit_test(fail_take_refuses_the_nth),
 #ifdef LTD_DEBUG
         cmocka_unit_test(d27_double_give_dies_in_debug),
