@@ -13,7 +13,7 @@ extern "C" {
 typedef struct tok tok; /* opaque */
 
 /* Reads dir/tokenizer.json and, where present, dir/tokenizer_config.json (bos and eos tokens, add_bos_token, add_eos_token, the
- * chat template's text).  vocab_size: the model's (ids at or above it are refused at load); 0 = no check.
+ * chat template's text) and dir/chat_template.jinja (which wins over the former's template).  vocab_size: the model's (ids at or above it are refused at load); 0 = no check.
  * LTD_CORRUPT, LTD_UNSUPPORTED, LTD_NOT_FOUND with a line that names the file, the place and what is not understood. */
 ltd_status tok_load(const char *dir, int32_t vocab_size, tok **out, ltd_err *err);
 void tok_destroy(tok *t);
