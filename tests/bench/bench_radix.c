@@ -1,6 +1,7 @@
 /* bench_radix - ns per token of match, insert and evict with a million tokens cached, and per slot of take
- * and give. Shapes: chat (5000 prompts of 200 tokens behind one system prefix of 1000) and long (10 prompts
- * of 100,000); slots in order and slots shuffled, as hours of eviction leave them.  Floor: the bytes
+ * and give.  Shapes: chat (5000 prompts of 200 tokens behind one system prefix of 1000) and long (10 prompts
+ * of 100,000), with memory in order and with slots and the tree's own blocks scattered, as hours of eviction
+ * leave them.  Floor: the bytes
  * that must move, over the bandwidth of memcpy on memory past the caches, measured in the same run; what the
  * caches hold of a million tokens (8 MB) can be faster.  A line is the best of several rounds. */
 #include "mempool/mempool.h"
