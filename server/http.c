@@ -461,7 +461,7 @@ static void dispatch(srv_req *req)
     req->counted = true;
     req->s->n_active++;
     req->conn->deadline_ms = 0;
-    if (req->route)
+    if (req->route && !req->drop_body)
         req->route->fn(req);
     else
         req->state = SRV_ANSWER;

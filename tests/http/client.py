@@ -16,6 +16,8 @@ FAKE = os.environ.get("LATENTD_FAKE", os.path.join(ROOT, "build/release/latentd-
 SOAK = bool(os.environ.get("LATENTD_SOAK"))
 SANITIZED = bool(os.environ.get("LATENTD_SANITIZED"))  # the binaries are slow: widen time limits
 SLOW = 6 if SANITIZED else 1
+# The daemon refuses LATENTD_ names that are no options; ours are for the tests.
+ENV = {k: v for k, v in os.environ.items() if not k.startswith("LATENTD_")}
 
 
 def wait_for(condition, seconds=10, every=0.02, what="condition"):
@@ -35,7 +37,7 @@ class Daemon:
         binary = binary or BIN
         command = [binary, "--model", str(model), "--port", "0", "--debug-endpoints", "local", "--log-level", "info", "--served-model-name", "test", *options]
         self.log, self.port = [], None
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, **(env or {})})
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**ENV, **(env or {})})
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
         self.pid = self.process.pid
