@@ -276,7 +276,7 @@ typedef struct kern_moe_combine_args {
 /* One row of logits to one token, and log-probabilities.  Parameters of one row: */
 enum { KERN_MAX_TOP_LOGPROBS = 20 };
 typedef struct kern_sample_params {
-    float temperature;        /* 0 = greedy; anything else is raised to at least 1e-4 */
+    float temperature;        /* below 1e-4 = greedy: as hot as that, only near-ties are a matter of chance */
     float top_p, min_p;       /* top_p 0 = the top one, 1 = off; min_p 0 = off */
     int32_t top_k;            /* 0 = off */
     uint64_t seed;            /* noise is a function of (seed, position, token id) alone */
@@ -291,8 +291,8 @@ typedef struct kern_sample_params {
 
 /* Steps, in this order: mask (bit 0 = -inf), penalties (repetition on every listed id; frequency and presence by count > 0), bias -> these are the logits that log-probabilities are of;
  * greedy = highest, lowest id on ties; else divide by temperature; keep top_k; keep the smallest set whose probability reaches top_p (in descending order, ties by id; always one);
- * keep p >= min_p * p_max (p before top_p, after temperature); draw by the Gumbel maximum over what is kept: logit / t - log(-log(u(seed, position, id))).
- * -inf logits are never drawn while another is finite.  All -inf or any NaN: token -1.
+ * (top_p counts within what top_k kept); keep p >= min_p * p_max (p before top_p, after temperature); draw by the Gumbel maximum over what is kept: logit / t - log(-log(u(seed, position, id))).
+ * -inf logits are never drawn while another is finite.  All -inf, any NaN or +inf: token -1, logprob -inf, top_ids -1.  logprobs are always written; entries of the top lists past n_logprobs are -1 and -inf.
  *   logits f32 [rows][vocab] (changed in place);  tokens i32 [rows];  logprobs f32 [rows];  top_ids i32, top_logprobs f32 [rows][20], best first.
  * numerics.md: log-sum-exp and every sum run in one order, independent of rows and threads. */
 typedef struct kern_sample_args {
