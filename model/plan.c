@@ -19,7 +19,7 @@ model_plan *model_plan_create(const model_limits *l)
     h.cap_rows = l->max_rows;
     h.cap_segments = l->max_rows;
     h.cap_samples = l->max_samples;
-    h.cap_edits = l->max_rows + l->n_req_rows;
+    h.cap_edits = l->max_rows + 2 * l->n_req_rows; /* a row each, a prefix hit, a rewrite to the tree's slots */
     h.cap_edit_slots = l->max_edit_slots;
     h.off_tokens = place(&at, 4LL * h.cap_rows);
     h.off_pos = place(&at, 4LL * h.cap_rows);

@@ -1,0 +1,333 @@
+/* batch.c - admission, the plan of a step, and what its result means.
+ * Admission (without retraction) is exact: a sequence enters only if all that it may ever need fits beside all that the running ones may ever need, counted
+ * against free + evictable slots with its match already locked.  So a running sequence always finds its next slot, and one that has the pool to
+ * itself always fits. */
+#include <string.h>
+
+#include "scheduler/scheduler_private.h"
+
+static int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
+
+static radix_key key_of(const seq *q, int32_t n_tokens)
+{
+    return (radix_key){.tokens = q->tokens, .n_tokens = n_tokens, .n_prompt = q->n_prompt, .salt = {q->g->salt[0], q->g->salt[1]}};
+}
+
+/* ---------------------------------------------------------------- slots */
+
+static void evicted(void *user, const int32_t *slots, int32_t n)
+{
+    pool_slots_give(((sched *)user)->slots, slots, n);
+}
+
+static int32_t evictable(const sched *s)
+{
+    if (!s->tree) return 0;
+    radix_stats st = radix_get_stats(s->tree);
+    return st.n_tokens - st.n_locked;
+}
+
+/* Eviction goes in lots: slots given back one at a time would be dealt to all decoding sequences in turn and leave no contiguous run. */
+enum { EVICT_LOT = 1024 };
+
+static bool take_slots(sched *s, seq *q, int32_t n, int32_t *out)
+{
+    int32_t after = q->n_slots ? pool_req_row(s->table, q->req_row)[q->n_slots - 1] : 0;
+    int32_t lack = n - pool_slots_free(s->slots);
+    if (lack > 0 && s->tree) {
+        int32_t lot = min32(EVICT_LOT, s->o.n_slots / 16);
+        radix_evict(s->tree, lack > lot ? lack : lot, evicted, s);
+    }
+    return pool_slots_take(s->slots, n, after, out) == LTD_OK;
+}
+
+/* Gives positions q->n_slots .. + n a slot each. */
+static bool extend(sched *s, seq *q, int32_t n)
+{
+    if (!take_slots(s, q, n, s->scratch)) return false;
+    pool_req_set(s->table, q->req_row, q->n_slots, s->scratch, n);
+    q->n_slots += n;
+    s->reserved -= n;
+    return true;
+}
+
+void sched__dups_give(sched *s)
+{
+    while (s->n_dups && s->dups[s->dup_head].after <= s->applied) {
+        pool_slots_give(s->slots, &s->dups[s->dup_head].slot, 1);
+        s->dup_head = (s->dup_head + 1) % s->o.n_slots;
+        s->n_dups--;
+    }
+}
+
+/* ---------------------------------------------------------------- the plan */
+
+static step *step_of(sched *s, int64_t number) { return &s->steps[number % MODEL_STEPS_IN_FLIGHT]; }
+
+static step_entry *enter(sched *s, seq *q)
+{
+    step *st = step_of(s, s->plan->step);
+    step_entry *e = &st->entries[st->n_entries++];
+    *e = (step_entry){.q = q, .first_sample = s->plan->n_samples};
+    return e;
+}
+
+static void add_row(sched *s, const seq *q, int32_t pos)
+{
+    model_plan *p = s->plan;
+    int32_t row = p->n_rows++;
+    plan_tokens(p)[row] = pos < q->n_tokens ? q->tokens[pos] : MODEL_TOKEN_LAST;
+    plan_pos(p)[row] = pos;
+    plan_slots(p)[row] = pool_req_row(s->table, q->req_row)[pos];
+    plan_req(p)[row] = q->req_row;
+}
+
+/* The token that follows the plan's last row is drawn. */
+static void add_draw(sched *s, seq *q, step_entry *e)
+{
+    model_plan *p = s->plan;
+    plan_sample *sample = &plan_samples(p)[p->n_samples++];
+    *sample = (plan_sample){.row = p->n_rows - 1, .req_row = q->req_row, .params = q->params};
+    sample->params.position = q->n_prompt + q->n_drawn;
+    q->n_drawn++;
+    e->draws = true;
+    e->n_samples++;
+}
+
+static void add_score(sched *s, const seq *q, step_entry *e, int32_t pos)
+{
+    model_plan *p = s->plan;
+    plan_sample *sample = &plan_samples(p)[p->n_samples++];
+    *sample = (plan_sample){.row = p->n_rows - 1, .req_row = -1, .params = q->params};
+    sample->params.target = q->tokens[pos];
+    sample->params.position = pos;
+    sample->params.n_logprobs = q->g->n_prompt_logprobs;
+    if (e->n_samples++ == 0) e->score_pos = pos;
+}
+
+static bool in_prefill(const seq *q) { return q->n_computed < q->n_target; }
+
+/* Generated rows: every sequence past its prompt whose next token is on the device or here, and who may draw one more. */
+static void plan_decodes(sched *s)
+{
+    for (seq *q = s->running; q; q = q->next) {
+        if (q->finish != SCHED_RUNNING || in_prefill(q) || q->n_drawn >= q->max_out) continue;
+        if (!extend(s, q, 1)) continue; /* a refused take (tests): the next step tries again */
+        step_entry *e = enter(s, q);
+        add_row(s, q, q->n_computed);
+        q->n_computed++;
+        e->n_rows = 1;
+        add_draw(s, q, e);
+        s->counts.absorbed_rows++;
+    }
+}
+
+/* At most *budget prompt rows of q. */
+static void plan_prompt(sched *s, seq *q, int32_t *budget)
+{
+    int32_t n = min32(q->n_target - q->n_computed, *budget);
+    if (n < 1 || !extend(s, q, n)) return;
+    model_plan *p = s->plan;
+    step_entry *e = enter(s, q);
+    if (!q->absorb)
+        plan_segments(p)[p->n_segments++] = (plan_segment){.req_row = q->req_row, .first_row = p->n_rows, .n_rows = n, .pos0 = q->n_computed};
+    for (int32_t i = 0; i < n; i++) {
+        int32_t pos = q->n_computed++;
+        add_row(s, q, pos);
+        if (q->scores && pos + 1 < q->n_prompt) add_score(s, q, e, pos + 1);
+    }
+    e->n_rows = n;
+    *budget -= n;
+    s->counts.prompt_rows += n;
+    if (q->n_computed == q->n_prompt && q->max_out > 0) add_draw(s, q, e);
+}
+
+/* ---------------------------------------------------------------- admission */
+
+static void admitted(sched *s, seq *q)
+{
+    group *g = q->g;
+    q->admitted_us = s->now_us;
+    q->absorb = q->n_target - q->n_computed <= s->o.absorb_extend;
+    *s->running_tail = q;
+    s->running_tail = &q->next;
+    s->n_running++;
+    g->n_waiting--;
+    s->counts.prompt_tokens += q->n_prompt;
+    s->counts.cached_tokens += q->n_cached;
+    sched__output_init(s, q);
+    if (g->n_waiting == 0) sched__group_reap(s, g); /* leaves the queue */
+}
+
+/* Room in the plan for the edits of one more prefix hit and of the rows that may still join this step. */
+static bool edits_fit(const sched *s, const seq *q)
+{
+    const pool_req_edit *edits;
+    const int32_t *slots;
+    int32_t n_slots, n = pool_req_edits(s->table, &edits, &slots, &n_slots);
+    return n + 2 <= s->plan->cap_edits && n_slots + q->n_prompt + s->limits.max_rows <= s->plan->cap_edit_slots;
+}
+
+/* LTD_FULL: not now. */
+static ltd_status admit(sched *s, seq *q)
+{
+    if (!edits_fit(s, q) || pool_req_row_take(s->table, &q->req_row) != LTD_OK) return LTD_FULL;
+    if (s->tree && !q->scores && q->n_target > 0) {
+        radix_key key = key_of(q, q->n_prompt);
+        q->path = radix_lock(s->tree, &key, q->n_prompt - 1, s->now_us, s->scratch);
+    }
+    int32_t matched = q->path.n_tokens;
+    q->n_slots = q->n_computed = q->n_cached = matched;
+    int64_t need = sched__seq_future(s, q);
+    if (need > (int64_t)pool_slots_free(s->slots) + evictable(s) - s->reserved) {
+        if (s->tree) radix_unlock(s->tree, &q->path);
+        pool_req_row_give(s->table, q->req_row);
+        q->req_row = -1;
+        q->n_slots = q->n_computed = q->n_cached = 0;
+        return LTD_FULL;
+    }
+    if (matched) pool_req_set(s->table, q->req_row, 0, s->scratch, matched);
+    s->reserved += need;
+    admitted(s, q);
+    return LTD_OK;
+}
+
+/* Nothing is to be computed: a prompt whose scores nobody asked for, and no token to draw. */
+static bool ends_at_once(sched *s, seq *q)
+{
+    group *g = q->g;
+    if (q->max_out > 0 || (q->scores && q->n_target > 0)) return false;
+    sched__seq_end(s, q, SCHED_LENGTH);
+    g->n_waiting--;
+    g->n_released++;
+    sched__group_reap(s, g);
+    return true;
+}
+
+/* ---------------------------------------------------------------- a step */
+
+/* Prompt rows, running sequences first in order of admission, then newcomers, under one budget.  absorb: those that go down the absorbed path, whose
+ * rows stand before all segments. */
+static void plan_running_prompts(sched *s, int32_t *budget, bool absorb)
+{
+    for (seq *q = s->running; q && *budget > 0; q = q->next)
+        if (q->finish == SCHED_RUNNING && in_prefill(q) && q->absorb == absorb) plan_prompt(s, q, budget);
+}
+
+static void admit_newcomers(sched *s, int32_t budget)
+{
+    for (seq *q = s->running; q; q = q->next) /* what the running prompts will take of it */
+        if (q->finish == SCHED_RUNNING && in_prefill(q)) budget -= min32(q->n_target - q->n_computed, budget);
+    for (seq *q; budget > 0 && (q = sched__policy_next(s));) {
+        if (ends_at_once(s, q)) continue;
+        if (s->n_running >= s->o.max_running || admit(s, q) != LTD_OK) break;
+        budget -= min32(q->n_target - q->n_computed, budget);
+    }
+}
+
+static void take_edits(sched *s)
+{
+    const pool_req_edit *edits;
+    const int32_t *slots;
+    model_plan *p = s->plan;
+    p->n_edits = pool_req_edits(s->table, &edits, &slots, &p->n_edit_slots);
+    LTD_CHECK(p->n_edits <= p->cap_edits && p->n_edit_slots <= p->cap_edit_slots, "step=%lld edits=%d slots=%d: over the plan's %d and %d", (long long)p->step,
+              p->n_edits, p->n_edit_slots, p->cap_edits, p->cap_edit_slots);
+    memcpy(plan_edits(p), edits, sizeof *edits * (size_t)p->n_edits);
+    memcpy(plan_edit_slots(p), slots, sizeof *slots * (size_t)p->n_edit_slots);
+    pool_req_edits_clear(s->table);
+}
+
+bool sched__plan(sched *s)
+{
+    model_plan *p = s->plan;
+    int32_t budget = s->o.chunk_rows;
+    model_plan_clear(p);
+    p->step = s->launched + 1;
+    step_of(s, p->step)->number = p->step;
+    step_of(s, p->step)->n_entries = 0;
+    admit_newcomers(s, budget);
+    ltd_alloc_guard(true);
+    plan_decodes(s);
+    plan_running_prompts(s, &budget, true);
+    p->n_absorbed = p->n_rows;
+    plan_running_prompts(s, &budget, false);
+    if (p->n_rows) take_edits(s);
+    ltd_alloc_guard(false);
+    return p->n_rows > 0;
+}
+
+/* What a chunk has computed is found by others from the next step on.  With n = positions computed:
+ *     [0, path)  the tree's already      [path, n)  the tree's from now on; where it had them, the row takes the tree's slots and the duplicates wait for
+ *                                                   the last launched step, which still writes them */
+static void insert_prompt(sched *s, seq *q)
+{
+    radix_key key = key_of(q, min32(q->n_computed, q->n_prompt));
+    int32_t from = q->path.n_tokens, n_dup = 0, *row = pool_req_row(s->table, q->req_row);
+    if (key.n_tokens <= from) return;
+    int32_t *tail = s->scratch, *dup = s->scratch + s->o.context_length;
+    memcpy(tail, row, sizeof *row * (size_t)key.n_tokens);
+    radix_insert(s->tree, &key, s->now_us, &q->path, tail, dup, &n_dup);
+    if (!n_dup) return;
+    pool_req_set(s->table, q->req_row, from, tail + from, key.n_tokens - from);
+    for (int32_t i = 0; i < n_dup; i++) {
+        LTD_CHECK(s->n_dups < s->o.n_slots, "more duplicates than slots");
+        s->dups[(s->dup_head + s->n_dups++) % s->o.n_slots] = (dup_slot){.slot = dup[i], .after = s->launched};
+    }
+}
+
+void sched__launched(sched *s)
+{
+    step *st = step_of(s, s->plan->step);
+    s->launched++;
+    s->counts.steps++;
+    for (int32_t i = 0; i < st->n_entries; i++) st->entries[i].q->in_flight++;
+    if (!s->tree) return;
+    for (int32_t i = 0; i < st->n_entries; i++)
+        if (st->entries[i].q->path.n_tokens < st->entries[i].q->n_prompt) insert_prompt(s, st->entries[i].q);
+}
+
+/* ---------------------------------------------------------------- results */
+
+static void apply_entry(sched *s, const step_entry *e, const model_result *r)
+{
+    seq *q = e->q;
+    q->in_flight--;
+    if (q->finish != SCHED_RUNNING) {
+        s->counts.wasted_rows += e->n_rows;
+        return;
+    }
+    int32_t n_scores = e->n_samples - (e->draws ? 1 : 0), at = e->first_sample + n_scores;
+    if (n_scores) sched__output_scores(s, q, r, e->first_sample, n_scores, e->score_pos);
+    if (!e->draws) {
+        if (q->max_out == 0 && !in_prefill(q) && q->in_flight == 0) sched__seq_end(s, q, SCHED_LENGTH);
+        return;
+    }
+    if (r->tokens[at] < 0) {
+        log_error("sched", "id=%s group=%llu seq=%d position=%d: no finite logit; the sequence ends", q->g->label, (unsigned long long)q->g->id, q->index, q->n_tokens);
+        q->poisoned = true;
+        sched__seq_end(s, q, SCHED_ERROR);
+        return;
+    }
+    q->tokens[q->n_tokens++] = r->tokens[at];
+    s->counts.generated_tokens++;
+    sched__output_token(s, q, r->tokens[at], r->logprobs[at], r->top_ids + (int64_t)at * KERN_MAX_TOP_LOGPROBS,
+                        r->top_logprobs + (int64_t)at * KERN_MAX_TOP_LOGPROBS);
+}
+
+void sched__apply(sched *s, const model_result *r)
+{
+    step *st = step_of(s, r->step);
+    LTD_CHECK(r->step == s->applied + 1 && st->number == r->step, "result of step %lld, expected %lld", (long long)r->step, (long long)s->applied + 1);
+    s->applied++;
+    for (int32_t i = 0; i < st->n_entries; i++) apply_entry(s, &st->entries[i], r);
+    for (int32_t i = 0; i < st->n_entries; i++) {
+        seq *q = st->entries[i].q;
+        group *g = q->g;
+        if (q->finish == SCHED_RUNNING || q->in_flight) continue;
+        sched__seq_release(s, q);
+        st->entries[i].q = NULL;
+        sched__group_reap(s, g);
+    }
+    sched__dups_give(s);
+}
