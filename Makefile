@@ -71,7 +71,7 @@ FLAGS_NOW   := $(CC) $(CFLAGS) $(LDFLAGS) $(ISAS)
 .PHONY: all debug check test test-c test-http soak bench asan tsan ubsan fuzz check-deps check-headers format clean help install demo deps FORCE
 
 all: $(BUILD)/latentd
-	@mkdir -p $(ROOT) && ln -sfn $(FLAVOUR)/latentd $(ROOT)/latentd
+	@mkdir -p $(ROOT) && ln -sfn $(abspath $<) $(ROOT)/latentd
 
 $(FLAGS_STAMP): FORCE
 	@mkdir -p $(@D); printf '%s\n' "$(FLAGS_NOW)" | cmp -s - $@ || printf '%s\n' "$(FLAGS_NOW)" > $@
