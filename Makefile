@@ -159,12 +159,12 @@ deps: ## installs what is missing (Debian; root or sudo)
 # make reads pkg-config's answers before it installs anything: so installing and building are two runs.
 demo: ## installs, builds, serves the bundled checkpoint, prints a curl line
 	$(Q)scripts/deps.sh
-	$(Q)$(MAKE) all
+	$(Q)$(MAKE) -j$$(nproc) all
 	$(Q)scripts/demo.sh
 
 test: ## installs, builds, runs every test that needs no GPU
 	$(Q)scripts/deps.sh
-	$(Q)$(MAKE) check
+	$(Q)$(MAKE) -j$$(nproc) check
 
 check: check-deps check-headers all $(BUILD)/latentd-fake
 	$(Q)scripts/check.sh $(BUILD)
