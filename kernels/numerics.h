@@ -68,7 +68,7 @@ KERN_FN float kern_log(float x)
     float y = f - (h - (s * (h + r) + k * -2.12194440e-4f)) + k * 0.693359375f;
     y = x == KERN_INF ? x : y;
     y = x == 0.0f ? -KERN_INF : y;
-    return x < 0.0f || x != x ? kern_float(0x7fc00000u) : y;
+    return x >= 0.0f ? y : kern_float(0x7fc00000u);
 }
 
 KERN_FN float kern_sigmoid(float x) { return 1.0f / (1.0f + kern_exp(-x)); }

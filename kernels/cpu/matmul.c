@@ -4,7 +4,9 @@
 #include "kernels/cpu/fast.h"
 
 enum {
-    ROW_BLOCK = 64, /* input rows of one task: 64 x 2048 f32 stay in L2 */
+    ROW_BLOCK = 64,     /* input rows of one task at most */
+    ROW_BLOCK_MIN = 12,
+    X_CACHE_BYTES = 1 << 19, /* and no more than stay in L2 */
     CHUNK = 64,     /* outputs of one task */
     CHUNK_MIN = 16,
     COLUMN_CHUNK = 128, /* HEADS_IN: columns of one task */
@@ -34,7 +36,9 @@ typedef struct mm_job {
 
 static int32_t row_block_of(int32_t k)
 {
-    size_t fit = X_SCRATCH_BYTES / ((size_t)fast_pad(k) * 4);
+    size_t row = (size_t)(k < 1 ? LANES : fast_pad(k)) * 4, fit = X_SCRATCH_BYTES / row, cached = X_CACHE_BYTES / row & ~(size_t)3;
+    if (cached < ROW_BLOCK_MIN) cached = ROW_BLOCK_MIN;
+    if (fit > cached) fit = cached;
     return fit < ROW_BLOCK ? (int32_t)fit : ROW_BLOCK;
 }
 

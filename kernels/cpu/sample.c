@@ -54,17 +54,6 @@ static void sort_list(list *a, list *b)
     *b = swap;
 }
 
-/* All candidates with z >= -reach, in ascending id. */
-static void gather(const cpu_vec *vec, const float *z, int32_t n, float reach, list *a)
-{
-    float below = nextafterf(-reach, -KERN_INF);
-    a->n = 0;
-    for (int32_t i = vec->find_above(z, 0, n, below); i < n; i = vec->find_above(z, i + 1, n, below)) {
-        a->key[a->n] = kern_bits(z[i]) & 0x7fffffffu;
-        a->id[a->n++] = i;
-    }
-}
-
 static float z_of(const list *a, int32_t i) { return -kern_float(a->key[i]); }
 
 /* How many candidates of the sorted list reach mass, or -1 when the list is too short for it. */
@@ -76,24 +65,31 @@ static int32_t count_for_mass(const list *a, int32_t n, double mass)
     return sum < mass ? -1 : m;
 }
 
-/* Leaves in *a, sorted, what top_k and top_p keep. */
+/* Whether the list, not sorted yet, looks as if it reached mass: so that lists too short are not sorted for nothing. */
+static bool may_reach(const list *a, double mass)
+{
+    double sum = 0;
+    for (int32_t i = 0; i < a->n; i++) sum += kern_exp(z_of(a, i));
+    return sum >= mass * (1 - 1e-6);
+}
+
+/* Leaves in *a, sorted, what top_k and top_p keep.  Looks at ever more candidates until they are enough. */
 static void nucleus(const cpu_vec *vec, const kern_sample_params *p, const float *z, int32_t vocab, list *a, list *b)
 {
-    bool by_count = p->top_k > 0 && p->top_k < vocab;
-    float total = by_count || p->top_p >= 1 ? 0 : vec->sum_exp(z, vocab, 0, (float *)a->key);
-    for (float reach = 4;; reach *= reach < 64 ? 2 : 64) {
+    bool by_count = p->top_k > 0 && p->top_k < vocab, by_mass = p->top_p < 1;
+    double mass = by_mass && !by_count ? (double)p->top_p * (double)vec->sum_exp(z, vocab, 0, (float *)a->key) : 0;
+    for (float reach = 1;; reach *= reach < 64 ? 2 : 64) {
         bool all = reach > 1e30f;
-        gather(vec, z, vocab, all ? 3.4028234e38f : reach, a);
-        if (by_count && a->n < p->top_k && !all) continue;
+        a->n = vec->gather(z, vocab, all ? 3.4028234e38f : reach, a->key, a->id);
+        if (!all && (by_count ? a->n < p->top_k : !may_reach(a, mass))) continue;
         sort_list(a, b);
-        int32_t n = by_count ? fast_min(a->n, p->top_k) : a->n;
-        if (p->top_p < 1) {
-            if (by_count) total = vec->sum_kept(z, vocab, z_of(a, n - 1), a->id[n - 1], (float *)b->key);
-            int32_t m = count_for_mass(a, n, (double)p->top_p * (double)total);
-            if (m < 0 && !by_count && !all) continue;
-            n = m < 0 ? n : m;
+        if (by_count) {
+            a->n = fast_min(a->n, p->top_k);
+            if (by_mass) mass = (double)p->top_p * (double)vec->sum_kept(z, vocab, z_of(a, a->n - 1), a->id[a->n - 1], (float *)b->key);
         }
-        a->n = n;
+        int32_t n = by_mass ? count_for_mass(a, a->n, mass) : a->n;
+        if (n < 0 && !by_count && !all) continue;
+        if (n >= 0) a->n = n;
         return;
     }
 }

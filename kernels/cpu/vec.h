@@ -40,6 +40,8 @@ typedef struct cpu_vec {
     void (*tempered)(const float *x, int32_t n, float m, float t, float *z); /* (x - m) / t */
     /* The largest z + noise over those with z == 0 or exp(z) >= min_p (all when min_p is 0), lowest id on ties. */
     int32_t (*gumbel)(const float *z, int32_t n, float min_p, kern_noise key);
+    /* Bits of |z| and ids of all with z >= -reach, ids ascending; returns how many. */
+    int32_t (*gather)(const float *z, int32_t n, float reach, uint32_t *key, int32_t *id);
     int32_t (*find)(const float *x, int32_t n, float value);             /* first i with x[i] == value; n if none */
     int32_t (*find_above)(const float *x, int32_t from, int32_t n, float value); /* first i >= from with x[i] > value; n if none */
 } cpu_vec;

@@ -155,6 +155,22 @@ static int32_t find_above(const float *x, int32_t i, int32_t n, float value)
     return i;
 }
 
+static int32_t gather(const float *z, int32_t n, float reach, uint32_t *key, int32_t *id)
+{
+    enum { BLOCK = 64 };
+    int32_t found = 0;
+    for (int32_t i = 0; i < n; i += BLOCK) {
+        int32_t m = n - i < BLOCK ? n - i : BLOCK, any = 0;
+        for (int32_t j = 0; j < m; j++) any |= z[i + j] >= -reach;
+        for (int32_t j = 0; any && j < m; j++) {
+            key[found] = kern_bits(z[i + j]) & 0x7fffffffu;
+            id[found] = i + j;
+            found += z[i + j] >= -reach; /* found <= i + j: what is written too much is still in room for n */
+        }
+    }
+    return found;
+}
+
 static int32_t gumbel(const float *z, int32_t n, float min_p, kern_noise key)
 {
     enum { BLOCK = 256 };
@@ -193,6 +209,7 @@ const cpu_vec VEC_NAME(cpu_vec) = {
     .sum_exp = sum_exp,
     .sum_kept = sum_kept,
     .tempered = tempered,
+    .gather = gather,
     .gumbel = gumbel,
     .find = find,
     .find_above = find_above,
