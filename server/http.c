@@ -44,22 +44,26 @@ static bool is_local(const struct sockaddr *a)
     return IN6_IS_ADDR_LOOPBACK(six) || (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == 127);
 }
 
+/* What MHD_get_connection_info points to is overwritten by the next call (1.0). */
+static int fd_of(struct MHD_Connection *c)
+{
+    return MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+}
+
 static void conn_started(srv *s, struct MHD_Connection *c, void **ctx)
 {
-    const union MHD_ConnectionInfo *fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-    const union MHD_ConnectionInfo *addr = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     srv_conn *conn = ltd_calloc(1, sizeof *conn);
     int on = 1, buffer = SRV_SNDBUF_BYTES, ms = USER_TIMEOUT_MS;
     conn->s = s;
-    conn->fd = fd->connect_fd;
-    conn->local = addr && is_local(addr->client_addr);
+    conn->fd = fd_of(c);
+    conn->local = is_local(MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr);
     conn->over_limit = s->n_conns >= s->o->max_connections;
     conn->deadline_ms =
         s->o->header_timeout_s ? (int64_t)uv_now(&s->loop) + s->o->header_timeout_s * 1000 : 0;
+    conn->poll.data = conn;
     setsockopt(conn->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     setsockopt(conn->fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
     setsockopt(conn->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
-    conn->poll.data = conn;
     conn->polling = uv_poll_init(&s->loop, &conn->poll, conn->fd) == 0;
     if (conn->polling) uv_poll_start(&conn->poll, UV_DISCONNECT, on_conn_poll);
     conn->next = s->conns;
@@ -471,6 +475,7 @@ enum MHD_Result srv__http_handle(void *cls, struct MHD_Connection *c, const char
                                  const char *version, const char *data, size_t *n, void **con_cls)
 {
     srv_req *req = *con_cls;
+    if (((srv *)cls)->closing) return MHD_NO; /* nothing may be suspended any more */
     if (!req) {
         req = *con_cls = req_create(cls, c, url, method);
         return begin(req, url, method, version);

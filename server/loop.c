@@ -140,7 +140,6 @@ static void fault(srv *s)
     srv_error e;
     s->phase = SRV_FAULTED;
     log_error("server", "event=engine_failed active=%d", s->n_active);
-    srv__check_ready(s, &e);
     srv__error(&e, 500, NULL, "engine_failed", "The engine has failed");
     for (srv_req *req = s->reqs; req; req = req->next) {
         if (!req->gen) continue;

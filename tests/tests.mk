@@ -25,3 +25,5 @@ SUPPORT_test_kernels_backend := ktest
 SUPPORT_test_server_parse := byte_tokenizer
 SUPPORT_test_server_frames := byte_tokenizer
 SUPPORT_fuzz_request := byte_tokenizer
+SUPPORT_bench_http := byte_tokenizer checkpoint_writer
+LINK_bench_http := model mempool kernels config
