@@ -8,6 +8,8 @@
 enum { MR = 4, NR = 4, CV = 4, CR = 4 }; /* 16 accumulators of 32 registers */
 #elif VEC_W == 8
 enum { MR = 2, NR = 2, CV = 2, CR = 4 }; /* 8 of 16 */
+#elif defined(__aarch64__)
+enum { MR = 2, NR = 2, CV = 4, CR = 4 }; /* 16 of 32 */
 #else
 enum { MR = 1, NR = 2, CV = 4, CR = 2 }; /* 8 of 16 */
 #endif
