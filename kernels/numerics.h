@@ -1,6 +1,7 @@
-/* numerics.h - the elementary functions of the operations: exp, log, SiLU, sampling noise; one definition for the CPU and CUDA.
- * Straight-line f32 (multiply, add, select, bit casts), so that compilers vectorise loops of them and every instruction set gives the same bits
- * (no fused multiply-add, nothing from libm but sqrt).  Errors measured in tests/test_kernels_math.c. */
+/* numerics.h - the elementary functions of the operations: exp, log, SiLU, sampling noise; one definition for
+ * the CPU and CUDA. Straight-line f32 (multiply, add, select, bit casts), so that compilers vectorise loops
+ * of them and every instruction set gives the same bits (no fused multiply-add, nothing from libm but sqrt).
+ * Errors measured in tests/test_kernels_math.c. */
 #ifndef LTD_KERNELS_NUMERICS_H
 #define LTD_KERNELS_NUMERICS_H
 
@@ -29,11 +30,13 @@ KERN_FN float kern_float(uint32_t u)
 }
 
 /* e^x, within 1.2 ulp.  -inf and below -104: 0; above 88.7: inf; NaN: NaN.
- * x = n ln 2 + r, |r| <= ln 2 / 2; e^r = 1 + r + r^2 q(r); 2^n in two factors, so that subnormal results round once. */
+ * x = n ln 2 + r, |r| <= ln 2 / 2; e^r = 1 + r + r^2 q(r); 2^n in two factors, so that subnormal results
+ * round once. */
 KERN_FN float kern_exp(float x)
 {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which then sits in the low bits */
-    x = x > 89.0f ? 89.0f : x;       /* so written, NaN passes */
+    const float magic =
+        12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which then sits in the low bits */
+    x = x > 89.0f ? 89.0f : x; /* so written, NaN passes */
     x = x < -104.0f ? -104.0f : x;
     float t = x * 1.44269504f + magic;
     float n = t - magic;
@@ -51,7 +54,8 @@ KERN_FN float kern_exp(float x)
 }
 
 /* Natural logarithm, within 1.2 ulp.  0: -inf; negative and NaN: NaN; inf: inf; subnormals are exact.
- * x = 2^e m, m in [sqrt(1/2), sqrt(2)); with f = m - 1, s = f / (2 + f): log m = f - (f^2/2 - s (f^2/2 + R(s^2))). */
+ * x = 2^e m, m in [sqrt(1/2), sqrt(2)); with f = m - 1, s = f / (2 + f): log m = f - (f^2/2 - s (f^2/2 +
+ * R(s^2))). */
 KERN_FN float kern_log(float x)
 {
     float scaled = x < 1.17549435e-38f ? x * 8388608.0f : x;
@@ -71,10 +75,17 @@ KERN_FN float kern_log(float x)
     return x >= 0.0f ? y : kern_float(0x7fc00000u);
 }
 
-KERN_FN float kern_sigmoid(float x) { return 1.0f / (1.0f + kern_exp(-x)); }
-KERN_FN float kern_silu(float x) { return x / (1.0f + kern_exp(-x)); }
+KERN_FN float kern_sigmoid(float x)
+{
+    return 1.0f / (1.0f + kern_exp(-x));
+}
+KERN_FN float kern_silu(float x)
+{
+    return x / (1.0f + kern_exp(-x));
+}
 
-/* Sampling noise: a uniform number in (0, 1), a function of (seed, position, id) alone.  The key is made once a row, by kern_noise_key. */
+/* Sampling noise: a uniform number in (0, 1), a function of (seed, position, id) alone.  The key is made once
+ * a row, by kern_noise_key. */
 typedef struct kern_noise {
     uint32_t a, b;
 } kern_noise;
@@ -87,7 +98,8 @@ KERN_FN uint64_t kern_mix64(uint64_t z)
 }
 KERN_FN kern_noise kern_noise_key(uint64_t seed, int32_t position)
 {
-    uint64_t k = kern_mix64(kern_mix64(seed + 0x9e3779b97f4a7c15ull) + (uint64_t)(uint32_t)position * 0xd1342543de82ef95ull);
+    uint64_t k = kern_mix64(kern_mix64(seed + 0x9e3779b97f4a7c15ull) +
+                            (uint64_t)(uint32_t)position * 0xd1342543de82ef95ull);
     kern_noise n = {(uint32_t)k, (uint32_t)(k >> 32)};
     return n;
 }

@@ -23,7 +23,8 @@ static void a_backend_describes_itself_and_its_memory(void **state)
     (void)state;
     kern_backend *b;
     assert_int_equal(kern_backend_open("cpu", NULL, &b, NULL), LTD_OK);
-    print_message("%s, %.1f of %.1f GiB free\n", b->description, (double)b->memory_free / (1 << 30), (double)b->memory_total / (1 << 30));
+    print_message("%s, %.1f of %.1f GiB free\n", b->description, (double)b->memory_free / (1 << 30),
+                  (double)b->memory_total / (1 << 30));
     assert_string_equal(b->ops->name, "cpu");
     assert_true(strncmp(b->description, "cpu ", 4) == 0 && strstr(b->description, "thread"));
     assert_true(b->memory_free > 0 && b->memory_free <= b->memory_total);
@@ -81,7 +82,8 @@ static void *work(void *arg)
     kern_tensor out = {.data = malloc(ROWS * N * 4), .stride = N};
     for (int i = 0; i < ROUNDS; i++) {
         kern_matmul_args a = {.w = l->w, .x = l->x, .out = out, .rows_cap = ROWS};
-        if (l->ctx->ops->matmul(l->ctx, &a) != LTD_OK || memcmp(out.data, l->expected, ROWS * N * 4)) l->wrong++;
+        if (l->ctx->ops->matmul(l->ctx, &a) != LTD_OK || memcmp(out.data, l->expected, ROWS * N * 4))
+            l->wrong++;
     }
     free(out.data);
     return NULL;
@@ -95,7 +97,9 @@ static void contexts_of_one_backend_run_at_once(void **state)
     float *values;
     kern_weight *w = kt_weight(&d, KERN_BF16, 1, N, K, 1, &values);
     kern_tensor x = kt_tensor(KERN_F32, ROWS, K, K, -1, 1), expected = kt_poison(KERN_F32, ROWS, N);
-    assert_int_equal(ref.ctx->ops->matmul(ref.ctx, &(kern_matmul_args){.w = w, .x = x, .out = expected, .rows_cap = ROWS}), LTD_OK);
+    assert_int_equal(
+        ref.ctx->ops->matmul(ref.ctx, &(kern_matmul_args){.w = w, .x = x, .out = expected, .rows_cap = ROWS}),
+        LTD_OK);
     lane lanes[LANES];
     pthread_t threads[LANES];
     for (int i = 0; i < LANES; i++) {
@@ -122,7 +126,8 @@ static void threads_that_slept_come_back_for_work(void **state)
     kt_device d = kt_open("cpu", NULL, 4);
     float *values;
     kern_weight *w = kt_weight(&d, KERN_F32, 1, N, K, 1, &values);
-    kern_tensor x = kt_tensor(KERN_F32, ROWS, K, K, -1, 1), out = kt_poison(KERN_F32, ROWS, N), first = kt_poison(KERN_F32, ROWS, N);
+    kern_tensor x = kt_tensor(KERN_F32, ROWS, K, K, -1, 1), out = kt_poison(KERN_F32, ROWS, N),
+                first = kt_poison(KERN_F32, ROWS, N);
     kern_matmul_args a = {.w = w, .x = x, .out = first, .rows_cap = ROWS};
     assert_int_equal(d.ctx->ops->matmul(d.ctx, &a), LTD_OK);
     a.out = out;
@@ -151,11 +156,30 @@ static void ops_of_other_dtypes_are_refused(void **state)
         float x[4] = {0};
         int32_t id = 0;
         kern_tensor half = {.data = x, .dtype = KERN_F16, .stride = 4}, f32 = {.data = x, .stride = 4};
-        assert_int_equal(ops->add_norm(d[i].ctx, &(kern_add_norm_args){.x = half, .d = 4, .rows_cap = 1}), LTD_UNSUPPORTED);
-        assert_int_equal(ops->silu_mul(d[i].ctx, &(kern_silu_mul_args){.x = f32, .out = half, .d = 2, .rows_cap = 1}), LTD_UNSUPPORTED);
-        assert_int_equal(ops->copy_rows(d[i].ctx, &(kern_copy_rows_args){.src = f32, .dst = half, .d = 2, .rows_cap = 1}), LTD_UNSUPPORTED);
-        assert_int_equal(ops->route(d[i].ctx, &(kern_route_args){.logits = half, .n_experts = 4, .top_k = 1, .ids = &id, .weights = x, .rows_cap = 1}), LTD_UNSUPPORTED);
-        assert_int_equal(ops->route(d[i].ctx, &(kern_route_args){.logits = f32, .method = KERN_ROUTE_GROUP_LIMITED, .n_experts = 4, .n_group = 3, .topk_group = 1, .top_k = 1, .ids = &id, .weights = x, .rows_cap = 1}), LTD_UNSUPPORTED);
+        assert_int_equal(ops->add_norm(d[i].ctx, &(kern_add_norm_args){.x = half, .d = 4, .rows_cap = 1}),
+                         LTD_UNSUPPORTED);
+        assert_int_equal(
+            ops->silu_mul(d[i].ctx, &(kern_silu_mul_args){.x = f32, .out = half, .d = 2, .rows_cap = 1}),
+            LTD_UNSUPPORTED);
+        assert_int_equal(
+            ops->copy_rows(d[i].ctx, &(kern_copy_rows_args){.src = f32, .dst = half, .d = 2, .rows_cap = 1}),
+            LTD_UNSUPPORTED);
+        assert_int_equal(
+            ops->route(
+                d[i].ctx,
+                &(kern_route_args){
+                    .logits = half, .n_experts = 4, .top_k = 1, .ids = &id, .weights = x, .rows_cap = 1}),
+            LTD_UNSUPPORTED);
+        assert_int_equal(ops->route(d[i].ctx, &(kern_route_args){.logits = f32,
+                                                                 .method = KERN_ROUTE_GROUP_LIMITED,
+                                                                 .n_experts = 4,
+                                                                 .n_group = 3,
+                                                                 .topk_group = 1,
+                                                                 .top_k = 1,
+                                                                 .ids = &id,
+                                                                 .weights = x,
+                                                                 .rows_cap = 1}),
+                         LTD_UNSUPPORTED);
         kt_close(&d[i]);
     }
 }

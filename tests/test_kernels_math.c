@@ -20,7 +20,8 @@ static void exp_everywhere_is_within_two_ulp(void **state)
         if (u > worst) worst = u;
     }
     for (double x = 1e-9; x < 1; x *= 1.001) {
-        double u = fmax(ulps(kern_exp((float)x), exp((double)(float)x)), ulps(kern_exp((float)-x), exp((double)(float)-x)));
+        double u = fmax(ulps(kern_exp((float)x), exp((double)(float)x)),
+                        ulps(kern_exp((float)-x), exp((double)(float)-x)));
         if (u > worst) worst = u;
     }
     print_message("exp: %.2f ulp\n", worst);
@@ -75,7 +76,8 @@ static void silu_and_sigmoid_are_accurate_and_finite(void **state)
     assert_true(kern_silu(-1e30f) == 0 && kern_silu(1e30f) == 1e30f);
 }
 
-/* 256 bins for each of many (seed, position) pairs over ids, and for each of many ids over positions and seeds. */
+/* 256 bins for each of many (seed, position) pairs over ids, and for each of many ids over positions and
+ * seeds. */
 static double chi_square(const int *bins, int n_bins, double total)
 {
     double sum = 0, e = total / n_bins;
@@ -92,8 +94,10 @@ static void noise_is_uniform_along_ids_positions_and_seeds(void **state)
             for (int shift = 24; shift >= 9; shift -= 15) {
                 int bins[256] = {0}, n = 100000;
                 for (int i = 0; i < n; i++) {
-                    kern_noise key = kern_noise_key(axis == 2 ? (uint64_t)i : 7u + (uint64_t)fixed / 6, axis == 1 ? i : fixed);
-                    bins[kern_noise_bits(key, axis == 0 ? (uint32_t)i : (uint32_t)fixed * 977u) >> shift & 255]++;
+                    kern_noise key = kern_noise_key(axis == 2 ? (uint64_t)i : 7u + (uint64_t)fixed / 6,
+                                                    axis == 1 ? i : fixed);
+                    bins[kern_noise_bits(key, axis == 0 ? (uint32_t)i : (uint32_t)fixed * 977u) >> shift &
+                         255]++;
                 }
                 worst = fmax(worst, fabs(chi_square(bins, 256, n)));
             }
@@ -109,9 +113,15 @@ static void noise_of_neighbours_is_uncorrelated(void **state)
         double xy = 0, top = 0;
         for (int i = 0; i < N; i++) {
             uint32_t a, b;
-            if (axis == 0) a = kern_noise_bits(kern_noise_key(1, 5), (uint32_t)i), b = kern_noise_bits(kern_noise_key(1, 5), (uint32_t)i + 1);
-            else if (axis == 1) a = kern_noise_bits(kern_noise_key(1, i), 3), b = kern_noise_bits(kern_noise_key(1, i + 1), 3);
-            else a = kern_noise_bits(kern_noise_key((uint64_t)i, 5), 3), b = kern_noise_bits(kern_noise_key((uint64_t)i + 1, 5), 3);
+            if (axis == 0)
+                a = kern_noise_bits(kern_noise_key(1, 5), (uint32_t)i),
+                b = kern_noise_bits(kern_noise_key(1, 5), (uint32_t)i + 1);
+            else if (axis == 1)
+                a = kern_noise_bits(kern_noise_key(1, i), 3),
+                b = kern_noise_bits(kern_noise_key(1, i + 1), 3);
+            else
+                a = kern_noise_bits(kern_noise_key((uint64_t)i, 5), 3),
+                b = kern_noise_bits(kern_noise_key((uint64_t)i + 1, 5), 3);
             xy += (a * 0x1p-32 - 0.5) * (b * 0x1p-32 - 0.5) * 12;
             top += (a >> 31) == (b >> 31) ? 1 : -1;
         }

@@ -1,9 +1,18 @@
 /* matmul, grouped_matmul, heads_matmul and the weights that they read. */
 #include "tests/support/ktest.h"
 
-static ltd_status run_matmul(const kern_ctx *c, const void *a) { return c->ops->matmul(c, a); }
-static ltd_status run_grouped(const kern_ctx *c, const void *a) { return c->ops->grouped_matmul(c, a); }
-static ltd_status run_heads(const kern_ctx *c, const void *a) { return c->ops->heads_matmul(c, a); }
+static ltd_status run_matmul(const kern_ctx *c, const void *a)
+{
+    return c->ops->matmul(c, a);
+}
+static ltd_status run_grouped(const kern_ctx *c, const void *a)
+{
+    return c->ops->grouped_matmul(c, a);
+}
+static ltd_status run_heads(const kern_ctx *c, const void *a)
+{
+    return c->ops->heads_matmul(c, a);
+}
 
 static double dot(const kern_tensor *x, int64_t at, const float *w, int32_t k)
 {
@@ -12,7 +21,10 @@ static double dot(const kern_tensor *x, int64_t at, const float *w, int32_t k)
     return sum;
 }
 
-static double tolerance(kern_dtype out) { return out == KERN_BF16 ? 2e-3 : 2e-6; }
+static double tolerance(kern_dtype out)
+{
+    return out == KERN_BF16 ? 2e-3 : 2e-6;
+}
 
 /* ---------------------------------------------------------------- dense */
 
@@ -25,12 +37,17 @@ static void dense(const kt_devices *d, shape s, kern_dtype tx, kern_dtype tw, ke
     float *w;
     int32_t real = s.rows > 2 ? s.rows - 1 : s.rows;
     kern_tensor x = kt_tensor(tx, s.rows, s.k, s.k + 3, -1, 1), out = kt_poison(to, s.rows, s.n + 5);
-    kern_matmul_args a = {.w = kt_weight(&d->at[0], tw, 1, s.n, s.k, 0.1f, &w), .x = x, .out = out, .rows_cap = s.rows, .rows = &real};
+    kern_matmul_args a = {.w = kt_weight(&d->at[0], tw, 1, s.n, s.k, 0.1f, &w),
+                          .x = x,
+                          .out = out,
+                          .rows_cap = s.rows,
+                          .rows = &real};
     kt_out o = KT_OUT(out, s.rows);
     kt_same_bits(d, run_matmul, &a, &o, 1);
     double *e = malloc(((size_t)real * (size_t)s.n + 1) * sizeof *e);
     for (int32_t r = 0; r < real; r++)
-        for (int32_t j = 0; j < s.n; j++) e[(int64_t)r * s.n + j] = dot(&x, r * x.stride, w + (int64_t)j * s.k, s.k);
+        for (int32_t j = 0; j < s.n; j++)
+            e[(int64_t)r * s.n + j] = dot(&x, r * x.stride, w + (int64_t)j * s.k, s.k);
     kt_near("matmul", &out, real, s.n, e, tolerance(to));
     for (int32_t r = real; r < s.rows; r++) kt_untouched(&out, r);
     for (int32_t r = 0; r < real; r++)
@@ -44,11 +61,15 @@ static void dense(const kt_devices *d, shape s, kern_dtype tx, kern_dtype tw, ke
 
 static void matmul_of_every_shape_and_dtype_has_the_definitions_bits(void **state)
 {
-    const shape shapes[] = {{0, 16, 4}, {1, 1, 1}, {1, 16, 1}, {2, 15, 3}, {3, 17, 5}, {5, 31, 7}, {4, 48, 20}, {7, 24, 33}, {9, 64, 64}, {1, 512, 300}, {13, 100, 130}, {67, 40, 70}, {130, 33, 19}, {3, 2048, 576}, {2, 2048, 64}, {2, 10944, 40}};
+    const shape shapes[] = {{0, 16, 4},    {1, 1, 1},      {1, 16, 1},     {2, 15, 3},
+                            {3, 17, 5},    {5, 31, 7},     {4, 48, 20},    {7, 24, 33},
+                            {9, 64, 64},   {1, 512, 300},  {13, 100, 130}, {67, 40, 70},
+                            {130, 33, 19}, {3, 2048, 576}, {2, 2048, 64},  {2, 10944, 40}};
     for (int i = 0; i < KT_LEN(shapes); i++)
         for (int t = 0; t < 8; t++) {
             if (shapes[i].k > 1000 && t % 3) continue;
-            dense(*state, shapes[i], t & 1 ? KERN_BF16 : KERN_F32, t & 2 ? KERN_BF16 : KERN_F32, t & 4 ? KERN_BF16 : KERN_F32);
+            dense(*state, shapes[i], t & 1 ? KERN_BF16 : KERN_F32, t & 2 ? KERN_BF16 : KERN_F32,
+                  t & 4 ? KERN_BF16 : KERN_F32);
         }
 }
 
@@ -61,7 +82,8 @@ static void a_row_has_the_same_bits_alone_and_in_any_company(void **state)
         kern_dtype act = t ? KERN_BF16 : KERN_F32;
         size_t bytes = N * kern_dtype_bytes(act);
         float *w;
-        kern_tensor x = kt_tensor(act, ROWS, K, K, -1, 1), all = kt_poison(act, ROWS, N), one = kt_poison(act, 1, N);
+        kern_tensor x = kt_tensor(act, ROWS, K, K, -1, 1), all = kt_poison(act, ROWS, N),
+                    one = kt_poison(act, 1, N);
         kern_weight *weight = kt_weight(&d->at[0], KERN_BF16, 1, N, K, 1, &w);
         for (int i = 0; i < d->n; i++) {
             const kern_ctx *c = d->at[i].ctx;
@@ -87,7 +109,8 @@ static void a_row_has_the_same_bits_alone_and_in_any_company(void **state)
     }
 }
 
-/* Lanes: element k goes to lane k mod 16; (l, l + 8), (l, l + 4), (l, l + 2), (l, l + 1).  Written here once more, from the words. */
+/* Lanes: element k goes to lane k mod 16; (l, l + 8), (l, l + 4), (l, l + 2), (l, l + 1).  Written here once
+ * more, from the words. */
 static void the_order_of_a_sum_is_sixteen_lanes_and_one_tree(void **state)
 {
     const kt_devices *d = *state;
@@ -121,7 +144,8 @@ static void zeros_of_either_sign_sum_to_plus_zero(void **state)
     kern_weight_desc desc = {"zeros", 1, 1, &part, 18};
     kern_weight *weight;
     assert_int_equal(d->at[0].backend->ops->weight_create(d->at[0].backend, &desc, &weight, NULL), LTD_OK);
-    kern_matmul_args a = {.w = weight, .x = {.data = x, .stride = 18}, .out = {.data = &y, .stride = 1}, .rows_cap = 1};
+    kern_matmul_args a = {
+        .w = weight, .x = {.data = x, .stride = 18}, .out = {.data = &y, .stride = 1}, .rows_cap = 1};
     for (int i = 0; i < d->n; i++) {
         assert_int_equal(run_matmul(d->at[i].ctx, &a), LTD_OK);
         assert_true(y == 0 && !signbit(y));
@@ -178,7 +202,8 @@ static void weights_of_matrices_that_differ_in_shape_are_refused(void **state)
     assert_int_equal(d->at[0].backend->ops->weight_create(d->at[0].backend, &desc, &out, &err), LTD_INVALID);
     assert_non_null(strstr(err.text, "model.layers.1.mlp"));
     parts[1] = (kern_weight_part){w, KERN_I32, 2};
-    assert_int_equal(d->at[0].backend->ops->weight_create(d->at[0].backend, &desc, &out, &err), LTD_UNSUPPORTED);
+    assert_int_equal(d->at[0].backend->ops->weight_create(d->at[0].backend, &desc, &out, &err),
+                     LTD_UNSUPPORTED);
 }
 
 static void matmul_with_another_matrix_of_a_stack_uses_that_matrix(void **state)
@@ -186,7 +211,11 @@ static void matmul_with_another_matrix_of_a_stack_uses_that_matrix(void **state)
     const kt_devices *d = *state;
     float *w;
     kern_tensor x = kt_tensor(KERN_F32, 2, 20, 20, -1, 1), out = kt_poison(KERN_F32, 2, 6);
-    kern_matmul_args a = {.w = kt_weight(&d->at[0], KERN_BF16, 3, 6, 20, 1, &w), .matrix = 2, .x = x, .out = out, .rows_cap = 2};
+    kern_matmul_args a = {.w = kt_weight(&d->at[0], KERN_BF16, 3, 6, 20, 1, &w),
+                          .matrix = 2,
+                          .x = x,
+                          .out = out,
+                          .rows_cap = 2};
     kt_out o = KT_OUT(out, 2);
     kt_same_bits(d, run_matmul, &a, &o, 1);
     double e[12];
@@ -200,21 +229,32 @@ static void matmul_with_another_matrix_of_a_stack_uses_that_matrix(void **state)
 
 /* ---------------------------------------------------------------- grouped */
 
-static void grouped(const kt_devices *d, int32_t groups, int32_t pairs, int32_t k, int32_t n, bool gather, kern_dtype act, kern_dtype tw)
+static void grouped(const kt_devices *d, int32_t groups, int32_t pairs, int32_t k, int32_t n, bool gather,
+                    kern_dtype act, kern_dtype tw)
 {
     enum { DIV = 3, SPARE = 2 };
     float *w;
     int32_t *offsets = calloc((size_t)groups + 1, 4), *perm = calloc((size_t)pairs + 1, 4);
-    kern_tensor x = kt_tensor(act, gather ? pairs / DIV + 1 : pairs, k, k + 1, -1, 1), out = kt_poison(act, pairs + SPARE, n);
-    for (int32_t i = 0; i < pairs; i++) perm[i] = kt_below(pairs), offsets[1 + (kt_below(3) ? kt_below(groups) : groups / 2)]++;
+    kern_tensor x = kt_tensor(act, gather ? pairs / DIV + 1 : pairs, k, k + 1, -1, 1),
+                out = kt_poison(act, pairs + SPARE, n);
+    for (int32_t i = 0; i < pairs; i++)
+        perm[i] = kt_below(pairs), offsets[1 + (kt_below(3) ? kt_below(groups) : groups / 2)]++;
     for (int32_t e = 0; e < groups; e++) offsets[e + 1] += offsets[e];
-    kern_grouped_matmul_args a = {.w = kt_weight(&d->at[0], tw, groups, n, k, 0.3f, &w), .offsets = offsets, .gather = gather ? perm : NULL, .gather_div = DIV, .x = x, .out = out, .rows_cap = pairs + SPARE};
+    kern_grouped_matmul_args a = {.w = kt_weight(&d->at[0], tw, groups, n, k, 0.3f, &w),
+                                  .offsets = offsets,
+                                  .gather = gather ? perm : NULL,
+                                  .gather_div = DIV,
+                                  .x = x,
+                                  .out = out,
+                                  .rows_cap = pairs + SPARE};
     kt_out o = KT_OUT(out, pairs + SPARE);
     kt_same_bits(d, run_grouped, &a, &o, 1);
     double *expected = malloc(((size_t)pairs * (size_t)n + 1) * sizeof *expected);
     for (int32_t e = 0; e < groups; e++)
         for (int32_t r = offsets[e]; r < offsets[e + 1]; r++)
-            for (int32_t j = 0; j < n; j++) expected[(int64_t)r * n + j] = dot(&x, (gather ? perm[r] / DIV : r) * x.stride, w + ((int64_t)e * n + j) * k, k);
+            for (int32_t j = 0; j < n; j++)
+                expected[(int64_t)r * n + j] =
+                    dot(&x, (gather ? perm[r] / DIV : r) * x.stride, w + ((int64_t)e * n + j) * k, k);
     kt_near("grouped_matmul", &out, pairs, n, expected, tolerance(act));
     for (int32_t r = pairs; r < pairs + SPARE; r++) kt_untouched(&out, r);
     free(expected);
@@ -249,9 +289,15 @@ static void heads(const kt_devices *d, heads_shape s, kern_heads_dir dir, kern_d
 {
     bool in = dir == KERN_HEADS_IN;
     float *w;
-    int32_t head_rows = s.d_nope + s.d_v, width = in ? s.d_nope : s.d_c, n = in ? s.d_c : s.d_v, x_head = width + 2;
-    kern_tensor x = kt_tensor(act, s.rows, s.heads * x_head, s.heads * x_head + 1, -1, 1), out = kt_poison(act, s.rows, s.heads * n + 3);
-    kern_heads_matmul_args a = {.w = kt_weight(&d->at[0], tw, 1, s.heads * head_rows, s.d_c, 0.2f, &w), .dir = dir, .n_heads = s.heads, .head_rows = head_rows, .row0 = in ? 0 : s.d_nope};
+    int32_t head_rows = s.d_nope + s.d_v, width = in ? s.d_nope : s.d_c, n = in ? s.d_c : s.d_v,
+            x_head = width + 2;
+    kern_tensor x = kt_tensor(act, s.rows, s.heads * x_head, s.heads * x_head + 1, -1, 1),
+                out = kt_poison(act, s.rows, s.heads * n + 3);
+    kern_heads_matmul_args a = {.w = kt_weight(&d->at[0], tw, 1, s.heads * head_rows, s.d_c, 0.2f, &w),
+                                .dir = dir,
+                                .n_heads = s.heads,
+                                .head_rows = head_rows,
+                                .row0 = in ? 0 : s.d_nope};
     a.d = in ? s.d_nope : s.d_v;
     a.x = x, a.x_head = x_head, a.out = out, a.out_head = n, a.rows_cap = s.rows;
     kt_out o = KT_OUT(out, s.rows);
@@ -274,11 +320,14 @@ static void heads(const kt_devices *d, heads_shape s, kern_heads_dir dir, kern_d
 
 static void heads_matmul_in_both_directions_has_the_definitions_bits(void **state)
 {
-    const heads_shape shapes[] = {{1, 1, 1, 1, 1}, {2, 3, 24, 20, 48}, {5, 2, 17, 19, 33}, {1, 16, 128, 128, 512}, {3, 16, 128, 128, 512}, {70, 2, 16, 16, 32}, {0, 2, 8, 8, 8}};
+    const heads_shape shapes[] = {{1, 1, 1, 1, 1},        {2, 3, 24, 20, 48},     {5, 2, 17, 19, 33},
+                                  {1, 16, 128, 128, 512}, {3, 16, 128, 128, 512}, {70, 2, 16, 16, 32},
+                                  {0, 2, 8, 8, 8}};
     for (int i = 0; i < KT_LEN(shapes); i++)
         for (int t = 0; t < 8; t++) {
             if (shapes[i].d_c == 512 && t % 3) continue;
-            heads(*state, shapes[i], t & 1 ? KERN_HEADS_IN : KERN_HEADS_OUT, t & 2 ? KERN_BF16 : KERN_F32, t & 4 ? KERN_BF16 : KERN_F32);
+            heads(*state, shapes[i], t & 1 ? KERN_HEADS_IN : KERN_HEADS_OUT, t & 2 ? KERN_BF16 : KERN_F32,
+                  t & 4 ? KERN_BF16 : KERN_F32);
         }
 }
 

@@ -1,7 +1,11 @@
-/* The sampler: D21, D22, the meaning of every parameter, log-probabilities, and the distribution of what is drawn. */
+/* The sampler: D21, D22, the meaning of every parameter, log-probabilities, and the distribution of what is
+ * drawn. */
 #include "tests/support/ktest.h"
 
-static ltd_status run_sample(const kern_ctx *c, const void *a) { return c->ops->sample(c, a); }
+static ltd_status run_sample(const kern_ctx *c, const void *a)
+{
+    return c->ops->sample(c, a);
+}
 
 typedef struct sampling {
     kern_sample_args a;
@@ -10,18 +14,28 @@ typedef struct sampling {
     kern_sample_params *p;
 } sampling;
 
-static const kern_sample_params plain = {.temperature = 1, .top_p = 1, .target = -1, .n_logprobs = -1, .repetition = 1, .mask_row = -1};
+static const kern_sample_params plain = {
+    .temperature = 1, .top_p = 1, .target = -1, .n_logprobs = -1, .repetition = 1, .mask_row = -1};
 
 static sampling sampling_create(int32_t rows, int32_t vocab, float lo, float hi)
 {
-    sampling s = {.logits = kt_tensor(KERN_F32, rows, vocab, vocab + 1, lo, hi), .logprobs = kt_poison(KERN_F32, rows, 1), .top_logprobs = kt_poison(KERN_F32, rows, KERN_MAX_TOP_LOGPROBS)};
+    sampling s = {.logits = kt_tensor(KERN_F32, rows, vocab, vocab + 1, lo, hi),
+                  .logprobs = kt_poison(KERN_F32, rows, 1),
+                  .top_logprobs = kt_poison(KERN_F32, rows, KERN_MAX_TOP_LOGPROBS)};
     s.tokens = malloc(4 * (size_t)rows + 4);
     s.top_ids = malloc(4 * (size_t)rows * KERN_MAX_TOP_LOGPROBS + 4);
     memset(s.tokens, 0x55, 4 * (size_t)rows);
     memset(s.top_ids, 0x55, 4 * (size_t)rows * KERN_MAX_TOP_LOGPROBS);
     s.p = malloc(sizeof *s.p * ((size_t)rows + 1));
     for (int32_t r = 0; r < rows; r++) s.p[r] = plain;
-    s.a = (kern_sample_args){.logits = s.logits, .vocab = vocab, .params = s.p, .tokens = s.tokens, .logprobs = s.logprobs.data, .top_ids = s.top_ids, .top_logprobs = s.top_logprobs.data, .rows_cap = rows};
+    s.a = (kern_sample_args){.logits = s.logits,
+                             .vocab = vocab,
+                             .params = s.p,
+                             .tokens = s.tokens,
+                             .logprobs = s.logprobs.data,
+                             .top_ids = s.top_ids,
+                             .top_logprobs = s.top_logprobs.data,
+                             .rows_cap = rows};
     return s;
 }
 
@@ -38,7 +52,11 @@ static void sampling_destroy(sampling *s)
 static void same_bits(const kt_devices *d, sampling *s)
 {
     int32_t rows = s->a.rows_cap;
-    kt_out o[] = {KT_OUT(s->logits, rows), KT_OUT(s->logprobs, rows), KT_OUT(s->top_logprobs, rows), {"tokens", s->tokens, 4 * (size_t)rows}, {"top_ids", s->top_ids, 4 * (size_t)rows * KERN_MAX_TOP_LOGPROBS}};
+    kt_out o[] = {KT_OUT(s->logits, rows),
+                  KT_OUT(s->logprobs, rows),
+                  KT_OUT(s->top_logprobs, rows),
+                  {"tokens", s->tokens, 4 * (size_t)rows},
+                  {"top_ids", s->top_ids, 4 * (size_t)rows * KERN_MAX_TOP_LOGPROBS}};
     kt_same_bits(d, run_sample, &s->a, o, 5);
 }
 
@@ -86,7 +104,8 @@ static void a_row_draws_the_same_alone_and_in_a_batch(void **state)
     const kt_devices *d = *state;
     enum { ROWS = 12, VOCAB = 500 };
     sampling s = sampling_create(ROWS, VOCAB, -3, 3);
-    for (int r = 0; r < ROWS; r++) s.p[r].seed = 5, s.p[r].position = r, s.p[r].top_p = r % 2 ? 0.9f : 1, s.p[r].n_logprobs = 3;
+    for (int r = 0; r < ROWS; r++)
+        s.p[r].seed = 5, s.p[r].position = r, s.p[r].top_p = r % 2 ? 0.9f : 1, s.p[r].n_logprobs = 3;
     for (int i = 0; i < d->n; i++) {
         assert_int_equal(run_sample(d->at[i].ctx, &s.a), LTD_OK);
         for (int r = 0; r < ROWS; r++) {
@@ -171,12 +190,15 @@ static void d22_penalties_count_as_they_should(void **state)
     }
     s.p[0].repetition = 2;
     s.p[1].frequency = 0.5f, s.p[1].presence = 0.25f;
-    s.p[2].repetition = 2, s.p[2].frequency = 9; /* in the prompt only: repetition counts, frequency does not */
+    s.p[2].repetition = 2,
+    s.p[2].frequency = 9; /* in the prompt only: repetition counts, frequency does not */
     s.a.count_ids = ids, s.a.counts = counts;
     same_bits(d, &s);
     assert_true(kt_get(&s.logits, 0) == 1 && kt_get(&s.logits, 1) == -4);
-    assert_true(kt_get(&s.logits, s.logits.stride) == 0.25 && kt_get(&s.logits, s.logits.stride + 1) == -3.75);
-    assert_true(kt_get(&s.logits, 2 * s.logits.stride) == 1 && kt_get(&s.logits, 2 * s.logits.stride + 1) == -4);
+    assert_true(kt_get(&s.logits, s.logits.stride) == 0.25 &&
+                kt_get(&s.logits, s.logits.stride + 1) == -3.75);
+    assert_true(kt_get(&s.logits, 2 * s.logits.stride) == 1 &&
+                kt_get(&s.logits, 2 * s.logits.stride + 1) == -4);
     sampling_destroy(&s);
 }
 
@@ -189,8 +211,8 @@ static void masks_and_biases_change_logits_and_log_probabilities(void **state)
     const float bias[] = {100, 50, 1};
     sampling s = sampling_create(3, VOCAB, -1, 1);
     for (int r = 0; r < 3; r++) s.p[r].temperature = 0, s.p[r].n_logprobs = 5;
-    s.p[0].mask_row = 1;                                      /* ids 3 and 69 */
-    s.p[1].bias_first = 1, s.p[1].n_bias = 2;                 /* 60, 3 */
+    s.p[0].mask_row = 1;                                           /* ids 3 and 69 */
+    s.p[1].bias_first = 1, s.p[1].n_bias = 2;                      /* 60, 3 */
     s.p[2].mask_row = 1, s.p[2].bias_first = 0, s.p[2].n_bias = 3; /* a bias does not lift a mask */
     s.a.masks = masks[0], s.a.bias_ids = bias_ids, s.a.bias_values = bias;
     same_bits(d, &s);
@@ -216,14 +238,17 @@ static void log_probabilities_are_those_of_a_log_softmax(void **state)
         for (int r = 0; r < ROWS; r++) s.p[r].n_logprobs = 20, s.p[r].seed = 9, s.p[r].position = r;
         s.p[1].target = vocab - 1, s.p[1].temperature = 0.1f;
         s.p[2].n_logprobs = 0;
-        if (vocab > 10) same_bits(d, &s);
-        else assert_int_equal(run_sample(d->at[1].ctx, &s.a), LTD_OK);
+        if (vocab > 10)
+            same_bits(d, &s);
+        else
+            assert_int_equal(run_sample(d->at[1].ctx, &s.a), LTD_OK);
         assert_int_equal(s.tokens[1], vocab - 1);
         double tolerance = vocab > 1000 ? 1e-5 : 2e-6; /* lanes of thousands of terms */
         for (int r = 0; r < ROWS; r++) {
             double m = kt_get(&s.logits, r * s.logits.stride + argmax(&s.logits, r, vocab)), z = 0;
             for (int32_t i = 0; i < vocab; i++) z += exp(kt_get(&s.logits, r * s.logits.stride + i) - m);
-            assert_true(fabs(kt_get(&s.logprobs, r) - (kt_get(&s.logits, r * s.logits.stride + s.tokens[r]) - m - log(z))) < tolerance);
+            assert_true(fabs(kt_get(&s.logprobs, r) - (kt_get(&s.logits, r * s.logits.stride + s.tokens[r]) -
+                                                       m - log(z))) < tolerance);
             for (int k = 0; k < KERN_MAX_TOP_LOGPROBS; k++) {
                 int32_t id = s.top_ids[r * KERN_MAX_TOP_LOGPROBS + k];
                 double got = kt_get(&s.top_logprobs, r * KERN_MAX_TOP_LOGPROBS + k);
@@ -231,9 +256,12 @@ static void log_probabilities_are_those_of_a_log_softmax(void **state)
                     assert_true(id == -1 && got == -INFINITY);
                     continue;
                 }
-                assert_true(fabs(got - (kt_get(&s.logits, r * s.logits.stride + id) - m - log(z))) < tolerance);
+                assert_true(fabs(got - (kt_get(&s.logits, r * s.logits.stride + id) - m - log(z))) <
+                            tolerance);
                 int32_t better = 0;
-                for (int32_t i = 0; i < vocab; i++) better += kt_get(&s.logits, r * s.logits.stride + i) > kt_get(&s.logits, r * s.logits.stride + id);
+                for (int32_t i = 0; i < vocab; i++)
+                    better += kt_get(&s.logits, r * s.logits.stride + i) >
+                              kt_get(&s.logits, r * s.logits.stride + id);
                 assert_true(better <= k);
                 if (k) assert_true(id != s.top_ids[r * KERN_MAX_TOP_LOGPROBS + k - 1]);
             }
@@ -245,7 +273,8 @@ static void log_probabilities_are_those_of_a_log_softmax(void **state)
 /* ---------------------------------------------------------------- what is drawn */
 
 /* Draws n tokens of one distribution on the best device; counts them. */
-static void draw_many(const kt_devices *d, const float *logits, int32_t vocab, kern_sample_params p, int n, int *counts)
+static void draw_many(const kt_devices *d, const float *logits, int32_t vocab, kern_sample_params p, int n,
+                      int *counts)
 {
     sampling s = sampling_create(n, vocab, 0, 0);
     for (int r = 0; r < n; r++) {
@@ -275,7 +304,8 @@ static void check_distribution(const int *counts, const double *p, int32_t vocab
         cells++;
     }
     if (rest_e > 5) chi += (rest - rest_e) * (rest - rest_e) / rest_e, cells++;
-    if (cells > 0 && fabs(chi - cells) > 5 * sqrt(2 * cells) + 3) fail_msg("chi-square %.1f with %.0f degrees of freedom", chi, cells);
+    if (cells > 0 && fabs(chi - cells) > 5 * sqrt(2 * cells) + 3)
+        fail_msg("chi-square %.1f with %.0f degrees of freedom", chi, cells);
 }
 
 /* The set and probabilities that top_k, top_p and min_p leave, in double. */
@@ -291,7 +321,8 @@ static void kept(const float *x, int32_t vocab, const kern_sample_params *q, dou
     }
     int32_t n = q->top_k > 0 && q->top_k < vocab ? q->top_k : vocab, m = 0;
     for (int32_t i = 0; i < n; i++) z += exp((double)(x[order[i]] - x[order[0]]) / q->temperature);
-    while (m < n && (m == 0 || sum < q->top_p * z)) sum += exp((double)(x[order[m++]] - x[order[0]]) / q->temperature);
+    while (m < n && (m == 0 || sum < q->top_p * z))
+        sum += exp((double)(x[order[m++]] - x[order[0]]) / q->temperature);
     z = 0;
     for (int32_t i = 0; i < m; i++) {
         double e = exp((double)(x[order[i]] - x[order[0]]) / q->temperature);
@@ -307,10 +338,18 @@ static void draws_follow_the_distribution_with_every_filter(void **state)
     double p[VOCAB];
     int counts[VOCAB];
     for (int i = 0; i < VOCAB; i++) x[i] = kt_uniform(-4, 4);
-    const kern_sample_params filters[] = {{.temperature = 1, .top_p = 1}, {.temperature = 0.5f, .top_p = 1}, {.temperature = 2, .top_p = 1}, {.temperature = 1, .top_p = 1, .top_k = 10}, {.temperature = 1, .top_p = 0.8f}, {.temperature = 0.7f, .top_p = 0.95f, .top_k = 40}, {.temperature = 1, .top_p = 1, .min_p = 0.1f}, {.temperature = 1.5f, .top_p = 0.9f, .top_k = 100, .min_p = 0.05f}};
+    const kern_sample_params filters[] = {{.temperature = 1, .top_p = 1},
+                                          {.temperature = 0.5f, .top_p = 1},
+                                          {.temperature = 2, .top_p = 1},
+                                          {.temperature = 1, .top_p = 1, .top_k = 10},
+                                          {.temperature = 1, .top_p = 0.8f},
+                                          {.temperature = 0.7f, .top_p = 0.95f, .top_k = 40},
+                                          {.temperature = 1, .top_p = 1, .min_p = 0.1f},
+                                          {.temperature = 1.5f, .top_p = 0.9f, .top_k = 100, .min_p = 0.05f}};
     for (int f = 0; f < KT_LEN(filters); f++) {
         kern_sample_params q = plain;
-        q.temperature = filters[f].temperature, q.top_p = filters[f].top_p, q.top_k = filters[f].top_k, q.min_p = filters[f].min_p, q.seed = 77;
+        q.temperature = filters[f].temperature, q.top_p = filters[f].top_p, q.top_k = filters[f].top_k,
+        q.min_p = filters[f].min_p, q.seed = 77;
         kept(x, VOCAB, &q, p);
         draw_many(*state, x, VOCAB, q, N, counts);
         check_distribution(counts, p, VOCAB, N);
@@ -344,8 +383,10 @@ static void another_seed_draws_other_tokens(void **state)
         for (int r = 0; r < ROWS; r++) s.p[r].position = r, s.p[r].seed = seed;
         assert_int_equal(run_sample(d->at[1].ctx, &s.a), LTD_OK);
         for (int r = 0; r < ROWS; r++) {
-            if (seed) equal += first[r] == s.tokens[r];
-            else first[r] = s.tokens[r];
+            if (seed)
+                equal += first[r] == s.tokens[r];
+            else
+                first[r] = s.tokens[r];
         }
         sampling_destroy(&s);
     }

@@ -1,6 +1,9 @@
 #include "kernels/cpu/cpu.h"
 
-float ref_norm_factor(const float *lane, int32_t d, float eps) { return 1.0f / sqrtf(lanes_tree(lane) / (float)d + eps); }
+float ref_norm_factor(const float *lane, int32_t d, float eps)
+{
+    return 1.0f / sqrtf(lanes_tree(lane) / (float)d + eps);
+}
 
 ltd_status ref_add_norm(const kern_ctx *ctx, const kern_add_norm_args *a)
 {
@@ -13,7 +16,8 @@ ltd_status ref_add_norm(const kern_ctx *ctx, const kern_add_norm_args *a)
         int64_t x0 = r * a->x.stride;
         float lane[LANES] = {0};
         for (int32_t i = 0; i < a->d; i++) {
-            if (a->delta.data) cpu_put(&a->x, x0 + i, cpu_get(&a->x, x0 + i) + cpu_get(&a->delta, r * a->delta.stride + i));
+            if (a->delta.data)
+                cpu_put(&a->x, x0 + i, cpu_get(&a->x, x0 + i) + cpu_get(&a->delta, r * a->delta.stride + i));
             float x = cpu_get(&a->x, x0 + i);
             lane[i % LANES] += x * x;
         }

@@ -12,7 +12,8 @@ ltd_status cpu_check_attn_decode(const kern_attn_decode_args *a)
 }
 
 /* Positions p0 .. p1 of row r, head h: one unit, folded in tiles. */
-static void unit_fold(const kern_attn_decode_args *a, int32_t r, int32_t h, int32_t p0, int32_t p1, ref_fold *f)
+static void unit_fold(const kern_attn_decode_args *a, int32_t r, int32_t h, int32_t p0, int32_t p1,
+                      ref_fold *f)
 {
     const int32_t *table = a->table + a->seq[r] * a->table_stride;
     ref_fold_begin(f, a->d_v);
@@ -22,8 +23,10 @@ static void unit_fold(const kern_attn_decode_args *a, int32_t r, int32_t h, int3
         int32_t n = p1 - t < DECODE_TILE ? p1 - t : DECODE_TILE;
         for (int32_t j = 0; j < n; j++) {
             int64_t slot = table[t + j];
-            s[j] = a->scale * ref_score(&a->q0, r * a->q0.stride + h * a->q0_head, &a->k0, slot * a->k0.stride + h * a->k0_head, a->d0,
-                                        &a->q1, r * a->q1.stride + h * a->q1_head, &a->k1, slot * a->k1.stride + h * a->k1_head, a->d1);
+            s[j] = a->scale * ref_score(&a->q0, r * a->q0.stride + h * a->q0_head, &a->k0,
+                                        slot * a->k0.stride + h * a->k0_head, a->d0, &a->q1,
+                                        r * a->q1.stride + h * a->q1_head, &a->k1,
+                                        slot * a->k1.stride + h * a->k1_head, a->d1);
             iv[j] = slot * a->v.stride + h * a->v_head;
         }
         ref_fold_tile(f, s, n, &a->v, iv, a->d_v);

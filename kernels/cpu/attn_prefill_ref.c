@@ -27,12 +27,15 @@ ltd_status ref_attn_prefill(const kern_ctx *ctx, const kern_attn_prefill_args *a
                 int32_t n = seen - t < KERN_PREFILL_TILE ? seen - t : KERN_PREFILL_TILE;
                 for (int32_t j = 0; j < n; j++) {
                     int64_t key = t + j;
-                    s[j] = a->scale * ref_score(&a->q, q, &a->k0, key * a->k0.stride + h * a->k0_head, a->d0, &a->q, q + a->d0, &a->k1, key * a->k1.stride + h * a->k1_head, a->d1);
+                    s[j] = a->scale * ref_score(&a->q, q, &a->k0, key * a->k0.stride + h * a->k0_head, a->d0,
+                                                &a->q, q + a->d0, &a->k1, key * a->k1.stride + h * a->k1_head,
+                                                a->d1);
                     iv[j] = key * a->v.stride + h * a->v_head;
                 }
                 ref_fold_tile(&f, s, n, &a->v, iv, a->d_v);
             }
-            a->lse[(int64_t)r * a->n_heads + h] = ref_fold_end(&f, &a->out, r * a->out.stride + (int64_t)h * a->d_v, a->d_v);
+            a->lse[(int64_t)r * a->n_heads + h] =
+                ref_fold_end(&f, &a->out, r * a->out.stride + (int64_t)h * a->d_v, a->d_v);
         }
     return LTD_OK;
 }

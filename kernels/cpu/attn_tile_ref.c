@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu.h"
 
-float ref_score(const kern_tensor *q0, int64_t iq0, const kern_tensor *k0, int64_t ik0, int32_t d0, const kern_tensor *q1, int64_t iq1, const kern_tensor *k1, int64_t ik1, int32_t d1)
+float ref_score(const kern_tensor *q0, int64_t iq0, const kern_tensor *k0, int64_t ik0, int32_t d0,
+                const kern_tensor *q1, int64_t iq1, const kern_tensor *k1, int64_t ik1, int32_t d1)
 {
     float lane[LANES] = {0};
     for (int32_t i = 0; i < d0; i++) lane[i % LANES] += cpu_get(q0, iq0 + i) * cpu_get(k0, ik0 + i);
@@ -15,7 +16,8 @@ void ref_fold_begin(ref_fold *f, int32_t d_v)
     for (int32_t c = 0; c < d_v; c++) f->o[c] = 0;
 }
 
-void ref_fold_tile(ref_fold *f, const float *s, int32_t n, const kern_tensor *v, const int64_t *iv, int32_t d_v)
+void ref_fold_tile(ref_fold *f, const float *s, int32_t n, const kern_tensor *v, const int64_t *iv,
+                   int32_t d_v)
 {
     float m = f->m, lane[LANES] = {0};
     for (int32_t j = 0; j < n; j++) m = s[j] > m ? s[j] : m;
@@ -24,7 +26,8 @@ void ref_fold_tile(ref_fold *f, const float *s, int32_t n, const kern_tensor *v,
     f->l = f->l * alpha + lanes_tree(lane);
     for (int32_t c = 0; c < d_v; c++) {
         f->o[c] = f->o[c] * alpha;
-        for (int32_t j = 0; j < n; j++) f->o[c] += cpu_round(v->dtype, kern_exp(s[j] - shift)) * cpu_get(v, iv[j] + c);
+        for (int32_t j = 0; j < n; j++)
+            f->o[c] += cpu_round(v->dtype, kern_exp(s[j] - shift)) * cpu_get(v, iv[j] + c);
     }
     f->m = m;
 }

@@ -1,4 +1,5 @@
-/* backend.c - opens and closes the CPU backend; its contexts; the checks that both tables make; the table of the definitions. */
+/* backend.c - opens and closes the CPU backend; its contexts; the checks that both tables make; the table of
+ * the definitions. */
 #include "kernels/cpu/cpu.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,7 +25,8 @@ ltd_status cpu_check_f32(const char *op, const char *what, const kern_tensor *t)
 ltd_status cpu_check_attn_dims(const char *op, int32_t d0, int32_t d1, int32_t d_v)
 {
     if (d_v <= CPU_MAX_DV && d0 <= CPU_MAX_DQ - d1) return LTD_OK;
-    log_error("kernels", "op=%s d0=%d d1=%d d_v=%d: at most %d for d0 + d1, %d for d_v", op, (int)d0, (int)d1, (int)d_v, CPU_MAX_DQ, CPU_MAX_DV);
+    log_error("kernels", "op=%s d0=%d d1=%d d_v=%d: at most %d for d0 + d1, %d for d_v", op, (int)d0, (int)d1,
+              (int)d_v, CPU_MAX_DQ, CPU_MAX_DV);
     return LTD_UNSUPPORTED;
 }
 
@@ -38,17 +40,20 @@ ltd_status cpu_check_sample(const kern_sample_args *a)
 
 /* ---------------------------------------------------------------- contexts */
 
-ltd_status cpu_ctx_create(kern_backend *b, size_t workspace_bytes, int lane, int rank, kern_ctx **out, ltd_err *err)
+ltd_status cpu_ctx_create(kern_backend *b, size_t workspace_bytes, int lane, int rank, kern_ctx **out,
+                          ltd_err *err)
 {
     cpu_ctx *c = ltd_calloc(1, sizeof *c);
-    c->base = (kern_ctx){.ops = b->ops, .backend = b, .workspace_bytes = workspace_bytes, .lane = lane, .rank = rank};
+    c->base = (kern_ctx){
+        .ops = b->ops, .backend = b, .workspace_bytes = workspace_bytes, .lane = lane, .rank = rank};
     if (workspace_bytes && !(c->base.workspace = cpu_mem_take(workspace_bytes))) goto no_memory;
     if (!(c->scratch = cpu_mem_take(CPU_SCRATCH_BYTES))) goto no_memory;
     *out = &c->base;
     return LTD_OK;
 no_memory:
     cpu_ctx_destroy(&c->base);
-    return ltd_fail(err, LTD_NO_MEMORY, "no memory for a context of %zu bytes", workspace_bytes + CPU_SCRATCH_BYTES);
+    return ltd_fail(err, LTD_NO_MEMORY, "no memory for a context of %zu bytes",
+                    workspace_bytes + CPU_SCRATCH_BYTES);
 }
 
 void cpu_ctx_destroy(kern_ctx *ctx)
@@ -78,11 +83,14 @@ static uint64_t number_in_file(const char *path, const char *key)
 
 static void read_memory(kern_backend *b)
 {
-    uint64_t total = number_in_file("/proc/meminfo", "MemTotal:") * 1024, available = number_in_file("/proc/meminfo", "MemAvailable:") * 1024;
-    uint64_t limit = number_in_file("/sys/fs/cgroup/memory.max", ""), used = number_in_file("/sys/fs/cgroup/memory.current", "");
+    uint64_t total = number_in_file("/proc/meminfo", "MemTotal:") * 1024,
+             available = number_in_file("/proc/meminfo", "MemAvailable:") * 1024;
+    uint64_t limit = number_in_file("/sys/fs/cgroup/memory.max", ""),
+             used = number_in_file("/sys/fs/cgroup/memory.current", "");
     if (limit && limit < total) {
         total = limit;
-        if (limit - (used < limit ? used : limit) < available) available = limit - (used < limit ? used : limit);
+        if (limit - (used < limit ? used : limit) < available)
+            available = limit - (used < limit ? used : limit);
     }
     b->memory_total = total;
     b->memory_free = available;

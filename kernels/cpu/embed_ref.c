@@ -3,9 +3,11 @@
 void ref_embed_rows(const kern_embed_args *a, int32_t r0, int32_t r1)
 {
     for (int32_t r = r0; r < r1; r++) {
-        LTD_DCHECK(a->ids[r] < a->table->n, "embed: row %d has id %d of %d", (int)r, (int)a->ids[r], (int)a->table->n);
+        LTD_DCHECK(a->ids[r] < a->table->n, "embed: row %d has id %d of %d", (int)r, (int)a->ids[r],
+                   (int)a->table->n);
         for (int32_t i = 0; i < a->table->k; i++)
-            cpu_put(&a->out, r * a->out.stride + i, a->ids[r] < 0 ? 0.0f : cpu_weight_get(a->table, a->ids[r], i));
+            cpu_put(&a->out, r * a->out.stride + i,
+                    a->ids[r] < 0 ? 0.0f : cpu_weight_get(a->table, a->ids[r], i));
     }
 }
 

@@ -12,22 +12,31 @@ static bool machine_runs(const cpu_vec *v)
 {
     __builtin_cpu_init();
     if (v == &cpu_vec_v4)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2") &&
+               __builtin_cpu_supports("bmi2");
     if (v == &cpu_vec_v3)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
-    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("ssse3") && __builtin_cpu_supports("popcnt");
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+               __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("ssse3") &&
+           __builtin_cpu_supports("popcnt");
 }
 #else
 extern const cpu_vec cpu_vec_base;
 static const cpu_vec *const isas[] = {&cpu_vec_base};
-static bool machine_runs(const cpu_vec *v) { return v == &cpu_vec_base; }
+static bool machine_runs(const cpu_vec *v)
+{
+    return v == &cpu_vec_base;
+}
 #endif
 
 static const cpu_vec *pick(const char *isa, ltd_err *err)
 {
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
         if ((!isa || strcmp(isa, isas[i]->isa) == 0) && machine_runs(isas[i])) return isas[i];
-    ltd_fail(err, LTD_UNSUPPORTED, "this machine or build cannot run the CPU kernels for %s", isa ? isa : "any instruction set that they are built for (x86-64-v2 at least)");
+    ltd_fail(err, LTD_UNSUPPORTED, "this machine or build cannot run the CPU kernels for %s",
+             isa ? isa : "any instruction set that they are built for (x86-64-v2 at least)");
     return NULL;
 }
 
@@ -37,17 +46,23 @@ ltd_status cpu_fast_init(cpu_backend *b, const kern_backend_options *o, ltd_err 
     b->vec = pick(o->isa, err);
     if (!b->vec) return LTD_UNSUPPORTED;
     b->pool = cpu_pool_create(n, CPU_SCRATCH_BYTES);
-    if (!b->pool) return ltd_fail(err, LTD_NO_MEMORY, "cannot start %d CPU threads: lower --cpu-threads", (int)n);
+    if (!b->pool)
+        return ltd_fail(err, LTD_NO_MEMORY, "cannot start %d CPU threads: lower --cpu-threads", (int)n);
     b->base.ops = &cpu_ops;
 #if defined(__x86_64__)
-    snprintf(b->base.description, sizeof b->base.description, "cpu x86-64-%s, %d thread%s", b->vec->isa, (int)n, n == 1 ? "" : "s");
+    snprintf(b->base.description, sizeof b->base.description, "cpu x86-64-%s, %d thread%s", b->vec->isa,
+             (int)n, n == 1 ? "" : "s");
 #else
-    snprintf(b->base.description, sizeof b->base.description, "cpu %s, %d thread%s", b->vec->isa, (int)n, n == 1 ? "" : "s");
+    snprintf(b->base.description, sizeof b->base.description, "cpu %s, %d thread%s", b->vec->isa, (int)n,
+             n == 1 ? "" : "s");
 #endif
     return LTD_OK;
 }
 
-void cpu_fast_deinit(cpu_backend *b) { cpu_pool_destroy(b->pool); }
+void cpu_fast_deinit(cpu_backend *b)
+{
+    cpu_pool_destroy(b->pool);
+}
 
 const kern_ops cpu_ops = {
     .name = "cpu",

@@ -10,8 +10,14 @@
 /* Multiply-adds below which nobody is woken: some 3 us of one core.  A function of size alone. */
 enum { FAST_INLINE_MACS = 1 << 16 };
 
-static inline const cpu_vec *fast_vec(const kern_ctx *ctx) { return ((const cpu_backend *)ctx->backend->impl)->vec; }
-static inline int32_t fast_threads(const kern_ctx *ctx) { return cpu_pool_threads(((const cpu_backend *)ctx->backend->impl)->pool); }
+static inline const cpu_vec *fast_vec(const kern_ctx *ctx)
+{
+    return ((const cpu_backend *)ctx->backend->impl)->vec;
+}
+static inline int32_t fast_threads(const kern_ctx *ctx)
+{
+    return cpu_pool_threads(((const cpu_backend *)ctx->backend->impl)->pool);
+}
 
 /* Runs tasks 0 .. n, on several threads where they are worth it. */
 static inline void fast_run(const kern_ctx *ctx, int64_t macs, int32_t n, cpu_task *task, const void *arg)
@@ -24,35 +30,54 @@ static inline void fast_run(const kern_ctx *ctx, int64_t macs, int32_t n, cpu_ta
     for (int32_t i = 0; i < n; i++) task(arg, i, scratch);
 }
 
-static inline int32_t fast_pad(int32_t d) { return (d + LANES - 1) & ~(LANES - 1); }
-static inline int32_t fast_min(int32_t a, int32_t b) { return a < b ? a : b; }
-static inline void *fast_at(const kern_tensor *t, int64_t i) { return (char *)t->data + i * (int64_t)kern_dtype_bytes(t->dtype); }
+static inline int32_t fast_pad(int32_t d)
+{
+    return (d + LANES - 1) & ~(LANES - 1);
+}
+static inline int32_t fast_min(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+static inline void *fast_at(const kern_tensor *t, int64_t i)
+{
+    return (char *)t->data + i * (int64_t)kern_dtype_bytes(t->dtype);
+}
 
 /* n elements at `at` as f32: in place where they are f32 already, else in buffer. */
-static inline const float *fast_read(const cpu_vec *v, const kern_tensor *t, int64_t at, int64_t n, float *buffer)
+static inline const float *fast_read(const cpu_vec *v, const kern_tensor *t, int64_t at, int64_t n,
+                                     float *buffer)
 {
     if (t->dtype == KERN_F32) return fast_at(t, at);
     v->widen(fast_at(t, at), n, buffer);
     return buffer;
 }
 /* The same into dst always, followed by zeros up to padded elements. */
-static inline void fast_read_padded(const cpu_vec *v, const kern_tensor *t, int64_t at, int32_t n, int32_t padded, float *dst)
+static inline void fast_read_padded(const cpu_vec *v, const kern_tensor *t, int64_t at, int32_t n,
+                                    int32_t padded, float *dst)
 {
-    if (t->dtype == KERN_F32) memcpy(dst, fast_at(t, at), (size_t)n * 4);
-    else v->widen(fast_at(t, at), n, dst);
+    if (t->dtype == KERN_F32)
+        memcpy(dst, fast_at(t, at), (size_t)n * 4);
+    else
+        v->widen(fast_at(t, at), n, dst);
     for (int32_t i = n; i < padded; i++) dst[i] = 0;
 }
 static inline void fast_write(const cpu_vec *v, const kern_tensor *t, int64_t at, int64_t n, const float *src)
 {
-    if (t->dtype == KERN_BF16) v->narrow(src, n, fast_at(t, at));
-    else if (src != fast_at(t, at)) memcpy(fast_at(t, at), src, (size_t)n * 4);
+    if (t->dtype == KERN_BF16)
+        v->narrow(src, n, fast_at(t, at));
+    else if (src != fast_at(t, at))
+        memcpy(fast_at(t, at), src, (size_t)n * 4);
 }
 /* n elements from tensor to tensor, f32 and bf16 in any pairing (and any dtype to itself). */
-static inline void fast_convert(const cpu_vec *v, const kern_tensor *src, int64_t from, const kern_tensor *dst, int64_t to, int64_t n)
+static inline void fast_convert(const cpu_vec *v, const kern_tensor *src, int64_t from,
+                                const kern_tensor *dst, int64_t to, int64_t n)
 {
-    if (src->dtype == dst->dtype) memcpy(fast_at(dst, to), fast_at(src, from), (size_t)n * kern_dtype_bytes(src->dtype));
-    else if (dst->dtype == KERN_BF16) v->narrow(fast_at(src, from), n, fast_at(dst, to));
-    else v->widen(fast_at(src, from), n, fast_at(dst, to));
+    if (src->dtype == dst->dtype)
+        memcpy(fast_at(dst, to), fast_at(src, from), (size_t)n * kern_dtype_bytes(src->dtype));
+    else if (dst->dtype == KERN_BF16)
+        v->narrow(fast_at(src, from), n, fast_at(dst, to));
+    else
+        v->widen(fast_at(src, from), n, fast_at(dst, to));
 }
 
 ltd_status fast_embed(const kern_ctx *ctx, const kern_embed_args *a);

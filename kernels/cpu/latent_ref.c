@@ -6,13 +6,15 @@ void ref_latent_rows(const kern_latent_args *a, int32_t r0, int32_t r1)
     for (int32_t r = r0; r < r1; r++) {
         int64_t from = r * a->kv_a.stride, to = a->slots ? a->slots[r] : r;
         float lane[LANES] = {0};
-        for (int32_t i = 0; i < a->d_c; i++) lane[i % LANES] += cpu_get(&a->kv_a, from + i) * cpu_get(&a->kv_a, from + i);
+        for (int32_t i = 0; i < a->d_c; i++)
+            lane[i % LANES] += cpu_get(&a->kv_a, from + i) * cpu_get(&a->kv_a, from + i);
         float factor = ref_norm_factor(lane, a->d_c, a->eps);
         for (int32_t i = 0; i < a->d_c; i++) {
             float y = cpu_round(in, cpu_get(&a->kv_a, from + i) * factor);
             cpu_put(&a->latent, to * a->latent.stride + i, cpu_round(in, y * a->norm_weight[i]));
         }
-        ref_rotate(&a->kv_a, from + a->d_c, &a->rope, to * a->rope.stride, a->d_rope, a->cos_sin + (int64_t)a->pos[r] * a->d_rope);
+        ref_rotate(&a->kv_a, from + a->d_c, &a->rope, to * a->rope.stride, a->d_rope,
+                   a->cos_sin + (int64_t)a->pos[r] * a->d_rope);
     }
 }
 

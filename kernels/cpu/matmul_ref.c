@@ -15,6 +15,7 @@ ltd_status ref_matmul(const kern_ctx *ctx, const kern_matmul_args *a)
     int32_t rows = cpu_rows(a->rows_cap, a->rows);
     for (int32_t r = 0; r < rows; r++)
         for (int32_t j = 0; j < a->w->n; j++)
-            cpu_put(&a->out, r * a->out.stride + j, ref_dot(&a->x, r * a->x.stride, a->w, (int64_t)a->matrix * a->w->n + j));
+            cpu_put(&a->out, r * a->out.stride + j,
+                    ref_dot(&a->x, r * a->x.stride, a->w, (int64_t)a->matrix * a->w->n + j));
     return LTD_OK;
 }

@@ -83,13 +83,18 @@ static void row_copy(kern_weight *w, int64_t row, const char *src, kern_dtype fr
 /* bf16 only where all parts are. */
 static ltd_status shape(const kern_weight_desc *d, kern_weight *w, ltd_err *err)
 {
-    *w = (kern_weight){.count = d->count, .k = d->k, .dtype = KERN_BF16, .stride = ((int64_t)d->k + 31) & ~31ll};
+    *w = (kern_weight){
+        .count = d->count, .k = d->k, .dtype = KERN_BF16, .stride = ((int64_t)d->k + 31) & ~31ll};
     for (int32_t i = 0; i < d->count * d->n_parts; i++) {
         const kern_weight_part *p = &d->parts[i];
-        if (p->dtype == KERN_I32) return ltd_fail(err, LTD_UNSUPPORTED, "%s: integer weights are not supported", d->name);
+        if (p->dtype == KERN_I32)
+            return ltd_fail(err, LTD_UNSUPPORTED, "%s: integer weights are not supported", d->name);
         if (p->dtype != KERN_BF16) w->dtype = KERN_F32;
-        if (i < d->n_parts) w->n += p->n;
-        else if (p->n != d->parts[i % d->n_parts].n) return ltd_fail(err, LTD_INVALID, "%s: matrix %d differs in shape from matrix 0", d->name, (int)(i / d->n_parts));
+        if (i < d->n_parts)
+            w->n += p->n;
+        else if (p->n != d->parts[i % d->n_parts].n)
+            return ltd_fail(err, LTD_INVALID, "%s: matrix %d differs in shape from matrix 0", d->name,
+                            (int)(i / d->n_parts));
     }
     w->bytes = (size_t)w->count * (size_t)w->n * (size_t)w->stride * kern_dtype_bytes(w->dtype);
     return LTD_OK;
@@ -107,7 +112,8 @@ ltd_status cpu_weight_create(kern_backend *b, const kern_weight_desc *d, kern_we
     for (int32_t i = 0; i < d->count * d->n_parts; i++) {
         const kern_weight_part *p = &d->parts[i];
         for (int32_t j = 0; j < p->n; j++, row++) {
-            row_copy(&w, row, (const char *)p->data + (size_t)j * (size_t)d->k * kern_dtype_bytes(p->dtype), p->dtype);
+            row_copy(&w, row, (const char *)p->data + (size_t)j * (size_t)d->k * kern_dtype_bytes(p->dtype),
+                     p->dtype);
             if (pad) memset((char *)w.data + (size_t)(row * w.stride + w.k) * element, 0, pad);
         }
     }
@@ -124,4 +130,7 @@ void cpu_weight_destroy(kern_backend *b, kern_weight *w)
     ltd_free(w);
 }
 
-size_t cpu_weight_bytes(const kern_weight *w) { return w->bytes; }
+size_t cpu_weight_bytes(const kern_weight *w)
+{
+    return w->bytes;
+}

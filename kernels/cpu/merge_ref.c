@@ -14,8 +14,12 @@ ltd_status ref_merge(const kern_ctx *ctx, const kern_merge_args *a)
             if (a->part.data) {
                 const float *part = (const float *)a->part.data + r * a->part.stride + at;
                 float wa, wb, m = lanes_pair(a->acc_lse[i_lse], a->part_lse[i_lse], &wa, &wb), sum = wa + wb;
-                bool keep = a->part_lse[i_lse] == -KERN_INF, take = !keep && a->acc_lse[i_lse] == -KERN_INF; /* an empty part's value counts for nothing, whatever it is */
-                for (int32_t i = 0; i < a->d_v; i++) acc[i] = keep ? acc[i] : take ? part[i] : (wa * acc[i] + wb * part[i]) / sum;
+                bool keep = a->part_lse[i_lse] == -KERN_INF,
+                     take = !keep &&
+                            a->acc_lse[i_lse] ==
+                                -KERN_INF; /* an empty part's value counts for nothing, whatever it is */
+                for (int32_t i = 0; i < a->d_v; i++)
+                    acc[i] = keep ? acc[i] : take ? part[i] : (wa * acc[i] + wb * part[i]) / sum;
                 a->acc_lse[i_lse] = keep ? a->acc_lse[i_lse] : take ? a->part_lse[i_lse] : m + kern_log(sum);
             }
             if (a->out.data)

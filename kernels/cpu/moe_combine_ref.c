@@ -12,7 +12,8 @@ ltd_status ref_moe_combine(const kern_ctx *ctx, const kern_moe_combine_args *a)
             float sum = 0;
             for (int32_t k = 0; k < a->top_k; k++) {
                 int32_t at = a->inverse[r * a->top_k + k];
-                if (at >= 0) sum += a->weights[r * a->top_k + k] * cpu_get(&a->expert, at * a->expert.stride + i);
+                if (at >= 0)
+                    sum += a->weights[r * a->top_k + k] * cpu_get(&a->expert, at * a->expert.stride + i);
             }
             if (a->shared.data) sum += cpu_get(&a->shared, r * a->shared.stride + i);
             cpu_put(&a->out, r * a->out.stride + i, sum);

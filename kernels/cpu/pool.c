@@ -1,7 +1,9 @@
-/* pool.c - a run is open for workers to join until its caller has found no task left; nobody waits for a worker that did not come.
- *     state = generation << 32 | joined << 1 | open
- * A worker joins by adding to `joined` while the run is open, and leaves when it finds no task; the caller closes the run, then waits for joined == 0.
- * Idle workers spin for some tens of microseconds, long enough for the next op of a forward pass, then sleep. */
+/* pool.c - a run is open for workers to join until its caller has found no task left; nobody waits for a
+ * worker that did not come.
+ *   state = generation << 32 | joined << 1 | open
+ * A worker joins by adding to `joined` while the run is open, and leaves when it finds no task; the caller
+ * closes the run, then waits for joined == 0.  Idle workers spin for some tens of microseconds, long enough
+ * for the next op of a forward pass, then sleep. */
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/cpu.h"
 #include <pthread.h>
@@ -96,7 +98,10 @@ static void *work(void *arg)
     return NULL;
 }
 
-static bool joined(cpu_pool *p) { return (atomic_load(&p->state) & 0xffffffffu) != 0; }
+static bool joined(cpu_pool *p)
+{
+    return (atomic_load(&p->state) & 0xffffffffu) != 0;
+}
 
 /* The workers are in their last tasks. */
 static void wait_for_workers(cpu_pool *p)
@@ -180,7 +185,10 @@ void cpu_pool_destroy(cpu_pool *p)
     ltd_free(p);
 }
 
-int32_t cpu_pool_threads(const cpu_pool *p) { return p->n_workers + 1; }
+int32_t cpu_pool_threads(const cpu_pool *p)
+{
+    return p->n_workers + 1;
+}
 
 int32_t cpu_count(void)
 {
@@ -189,7 +197,8 @@ int32_t cpu_count(void)
     long long quota, period;
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
     if (f) {
-        if (fscanf(f, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0 && (quota + period - 1) / period < n)
+        if (fscanf(f, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0 &&
+            (quota + period - 1) / period < n)
             n = (int32_t)((quota + period - 1) / period);
         fclose(f);
     }

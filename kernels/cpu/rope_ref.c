@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu.h"
 
-void ref_rotate(const kern_tensor *in, int64_t from, const kern_tensor *out, int64_t to, int32_t d_rope, const float *cos_sin)
+void ref_rotate(const kern_tensor *in, int64_t from, const kern_tensor *out, int64_t to, int32_t d_rope,
+                const float *cos_sin)
 {
     for (int32_t i = 0; i < d_rope; i += 2) {
         float a = cpu_get(in, from + i), b = cpu_get(in, from + i + 1), c = cos_sin[i], s = cos_sin[i + 1];

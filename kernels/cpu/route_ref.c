@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu.h"
 
-/* Index of the largest of v[0..n) that `out` does not exclude, the lowest on ties; -1 if all are out.  A NaN is only taken where nothing else is left before it. */
+/* Index of the largest of v[0..n) that `out` does not exclude, the lowest on ties; -1 if all are out.  A NaN
+ * is only taken where nothing else is left before it. */
 static int32_t best(const float *v, const bool *out, int32_t n)
 {
     int32_t at = -1;
@@ -26,7 +27,8 @@ static void keep_groups(const kern_route_args *a, const float *choice, bool *out
         o[first] = false;
         if (second >= 0) score[g] += c[second];
     }
-    for (int32_t k = 0; k < a->topk_group && k < a->n_group; k++) taken[best(score, taken, a->n_group)] = true;
+    for (int32_t k = 0; k < a->topk_group && k < a->n_group; k++)
+        taken[best(score, taken, a->n_group)] = true;
     for (int32_t i = 0; i < size * a->n_group; i++) out[i] = !taken[i / size];
 }
 
@@ -52,20 +54,25 @@ static void route_row(const kern_route_args *a, const float *logits, int32_t *id
         if (ids[k] >= 0) out[ids[k]] = true;
         sum += weights[k];
     }
-    for (int32_t k = 0; k < a->top_k; k++) weights[k] = (a->normalize ? weights[k] / (sum + 1e-20f) : weights[k]) * a->scale;
+    for (int32_t k = 0; k < a->top_k; k++)
+        weights[k] = (a->normalize ? weights[k] / (sum + 1e-20f) : weights[k]) * a->scale;
 }
 
 void ref_route_rows(const kern_route_args *a, int32_t r0, int32_t r1)
 {
     for (int32_t r = r0; r < r1; r++)
-        route_row(a, (const float *)a->logits.data + r * a->logits.stride, a->ids + (int64_t)r * a->top_k, a->weights + (int64_t)r * a->top_k);
+        route_row(a, (const float *)a->logits.data + r * a->logits.stride, a->ids + (int64_t)r * a->top_k,
+                  a->weights + (int64_t)r * a->top_k);
 }
 
 ltd_status cpu_check_route(const kern_route_args *a)
 {
     CPU_TRY(cpu_check_f32("route", "logits", &a->logits));
-    if (a->n_experts <= CPU_MAX_EXPERTS && (a->method == KERN_ROUTE_GREEDY || a->n_group <= 1 || a->n_experts % a->n_group == 0)) return LTD_OK;
-    log_error("kernels", "op=route n_experts=%d n_group=%d: at most %d experts, in equal groups", (int)a->n_experts, (int)a->n_group, CPU_MAX_EXPERTS);
+    if (a->n_experts <= CPU_MAX_EXPERTS &&
+        (a->method == KERN_ROUTE_GREEDY || a->n_group <= 1 || a->n_experts % a->n_group == 0))
+        return LTD_OK;
+    log_error("kernels", "op=route n_experts=%d n_group=%d: at most %d experts, in equal groups",
+              (int)a->n_experts, (int)a->n_group, CPU_MAX_EXPERTS);
     return LTD_UNSUPPORTED;
 }
 

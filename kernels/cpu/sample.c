@@ -1,8 +1,10 @@
-/* sample.c - tokens from logits: one task a row.  Passes over the vocabulary are vectorised; only candidates that may survive top_k and top_p are sorted.
- *   scratch   z [vocab], then two lists of (key, id) for sorting, or a buffer for exp */
+/* sample.c - tokens from logits: one task a row.  Passes over the vocabulary are vectorised; only candidates
+ * that may survive top_k and top_p are sorted.
+ * Scratch: z [vocab], then two lists of (key, id) for sorting; or a buffer for exp. */
 #include "kernels/cpu/fast.h"
 
-/* Order of candidates: descending z, which is <= 0, is ascending bits of |z|; ids ascending, since lists are filled so and the sort is stable. */
+/* Order of candidates: descending z, which is <= 0, is ascending bits of |z|; ids ascending, since lists are
+ * filled so and the sort is stable. */
 typedef struct list {
     uint32_t *key;
     int32_t *id;
@@ -54,7 +56,10 @@ static void sort_list(list *a, list *b)
     *b = swap;
 }
 
-static float z_of(const list *a, int32_t i) { return -kern_float(a->key[i]); }
+static float z_of(const list *a, int32_t i)
+{
+    return -kern_float(a->key[i]);
+}
 
 /* How many candidates of the sorted list reach mass, or -1 when the list is too short for it. */
 static int32_t count_for_mass(const list *a, int32_t n, double mass)
@@ -65,7 +70,8 @@ static int32_t count_for_mass(const list *a, int32_t n, double mass)
     return sum < mass ? -1 : m;
 }
 
-/* Whether the list, not sorted yet, looks as if it reached mass: so that lists too short are not sorted for nothing. */
+/* Whether the list, not sorted yet, looks as if it reached mass: so that lists too short are not sorted for
+ * nothing. */
 static bool may_reach(const list *a, double mass)
 {
     double sum = 0;
@@ -74,10 +80,12 @@ static bool may_reach(const list *a, double mass)
 }
 
 /* Leaves in *a, sorted, what top_k and top_p keep.  Looks at ever more candidates until they are enough. */
-static void nucleus(const cpu_vec *vec, const kern_sample_params *p, const float *z, int32_t vocab, list *a, list *b)
+static void nucleus(const cpu_vec *vec, const kern_sample_params *p, const float *z, int32_t vocab, list *a,
+                    list *b)
 {
     bool by_count = p->top_k > 0 && p->top_k < vocab, by_mass = p->top_p < 1;
-    double mass = by_mass && !by_count ? (double)p->top_p * (double)vec->sum_exp(z, vocab, 0, (float *)a->key) : 0;
+    double mass =
+        by_mass && !by_count ? (double)p->top_p * (double)vec->sum_exp(z, vocab, 0, (float *)a->key) : 0;
     for (float reach = 1;; reach *= reach < 64 ? 2 : 64) {
         bool all = reach > 1e30f;
         a->n = vec->gather(z, vocab, all ? 3.4028234e38f : reach, a->key, a->id);
@@ -85,7 +93,9 @@ static void nucleus(const cpu_vec *vec, const kern_sample_params *p, const float
         sort_list(a, b);
         if (by_count) {
             a->n = fast_min(a->n, p->top_k);
-            if (by_mass) mass = (double)p->top_p * (double)vec->sum_kept(z, vocab, z_of(a, a->n - 1), a->id[a->n - 1], (float *)b->key);
+            if (by_mass)
+                mass = (double)p->top_p *
+                       (double)vec->sum_kept(z, vocab, z_of(a, a->n - 1), a->id[a->n - 1], (float *)b->key);
         }
         int32_t n = by_mass ? count_for_mass(a, a->n, mass) : a->n;
         if (n < 0 && !by_count && !all) continue;
@@ -94,7 +104,8 @@ static void nucleus(const cpu_vec *vec, const kern_sample_params *p, const float
     }
 }
 
-static int32_t draw(const cpu_vec *vec, const kern_sample_params *p, const float *x, float m, int32_t vocab, float *scratch)
+static int32_t draw(const cpu_vec *vec, const kern_sample_params *p, const float *x, float m, int32_t vocab,
+                    float *scratch)
 {
     float *z = scratch, best = -KERN_INF;
     kern_noise key = kern_noise_key(p->seed, p->position);
@@ -102,7 +113,8 @@ static int32_t draw(const cpu_vec *vec, const kern_sample_params *p, const float
     bool by_count = p->top_k > 0 && p->top_k < vocab;
     if (!by_count && p->top_p >= 1) return vec->gumbel(z, vocab, p->min_p, key);
     uint32_t *room = (uint32_t *)scratch + vocab;
-    list a = {room, (int32_t *)room + vocab, 0}, b = {room + 2 * (int64_t)vocab, (int32_t *)room + 3 * (int64_t)vocab, 0};
+    list a = {room, (int32_t *)room + vocab, 0},
+         b = {room + 2 * (int64_t)vocab, (int32_t *)room + 3 * (int64_t)vocab, 0};
     nucleus(vec, p, z, vocab, &a, &b);
     int32_t token = -1;
     for (int32_t i = 0; i < a.n; i++) {
@@ -147,11 +159,15 @@ static void sample_task(const void *arg, int32_t r, void *scratch)
         cpu_sample_fail(a, r);
         return;
     }
-    a->tokens[r] = p->target >= 0 ? p->target : cpu_sample_is_greedy(p) ? j->vec->find(x, a->vocab, m) : draw(j->vec, p, x, m, a->vocab, scratch);
+    a->tokens[r] = p->target >= 0            ? p->target
+                   : cpu_sample_is_greedy(p) ? j->vec->find(x, a->vocab, m)
+                                             : draw(j->vec, p, x, m, a->vocab, scratch);
     float log_sum = kern_log(j->vec->sum_exp(x, a->vocab, m, scratch));
     a->logprobs[r] = (x[a->tokens[r]] - m) - log_sum;
-    int32_t ids[KERN_MAX_TOP_LOGPROBS], n = top_ids(j->vec, x, a->vocab, fast_min(p->n_logprobs, KERN_MAX_TOP_LOGPROBS), ids);
-    for (int32_t k = 0; k < KERN_MAX_TOP_LOGPROBS; k++) cpu_sample_top(a, r, k, k < n ? ids[k] : -1, k < n ? (x[ids[k]] - m) - log_sum : -KERN_INF);
+    int32_t ids[KERN_MAX_TOP_LOGPROBS],
+        n = top_ids(j->vec, x, a->vocab, fast_min(p->n_logprobs, KERN_MAX_TOP_LOGPROBS), ids);
+    for (int32_t k = 0; k < KERN_MAX_TOP_LOGPROBS; k++)
+        cpu_sample_top(a, r, k, k < n ? ids[k] : -1, k < n ? (x[ids[k]] - m) - log_sum : -KERN_INF);
 }
 
 ltd_status fast_sample(const kern_ctx *ctx, const kern_sample_args *a)

@@ -14,7 +14,8 @@ void cpu_sample_adjust(const kern_sample_args *a, const kern_sample_params *p, f
         x[id] = x[id] > 0 ? x[id] / p->repetition : x[id] * p->repetition;
         if (n > 0) x[id] = x[id] - (p->frequency * (float)n + p->presence);
     }
-    for (int32_t i = p->bias_first; i < p->bias_first + p->n_bias; i++) x[a->bias_ids[i]] += a->bias_values[i];
+    for (int32_t i = p->bias_first; i < p->bias_first + p->n_bias; i++)
+        x[a->bias_ids[i]] += a->bias_values[i];
 }
 
 void cpu_sample_fail(const kern_sample_args *a, int32_t r)
@@ -25,7 +26,10 @@ void cpu_sample_fail(const kern_sample_args *a, int32_t r)
 }
 
 /* Temperature under CPU_GREEDY_BELOW, top_k 1 and top_p 0 are the highest logit whatever the noise. */
-bool cpu_sample_is_greedy(const kern_sample_params *p) { return p->temperature < CPU_GREEDY_BELOW || p->top_k == 1 || p->top_p <= 0; }
+bool cpu_sample_is_greedy(const kern_sample_params *p)
+{
+    return p->temperature < CPU_GREEDY_BELOW || p->top_k == 1 || p->top_p <= 0;
+}
 
 typedef struct candidate {
     float z;
@@ -86,14 +90,17 @@ static void sample_row(const kern_sample_args *a, int32_t r, void *scratch)
         cpu_sample_fail(a, r);
         return;
     }
-    a->tokens[r] = p->target >= 0 ? p->target : cpu_sample_is_greedy(p) ? top : draw(p, x, m, a->vocab, scratch);
+    a->tokens[r] = p->target >= 0            ? p->target
+                   : cpu_sample_is_greedy(p) ? top
+                                             : draw(p, x, m, a->vocab, scratch);
     for (int32_t i = 0; i < a->vocab; i++) lane[i % LANES] += kern_exp(x[i] - m);
     float log_sum = kern_log(lanes_tree(lane));
     a->logprobs[r] = (x[a->tokens[r]] - m) - log_sum;
     for (int32_t k = 0, last = -1; k < KERN_MAX_TOP_LOGPROBS; k++) {
         int32_t at = -1; /* the best that comes after the last one taken */
         for (int32_t i = 0; k < p->n_logprobs && i < a->vocab; i++)
-            if ((last < 0 || x[i] < x[last] || (x[i] == x[last] && i > last)) && (at < 0 || x[i] > x[at])) at = i;
+            if ((last < 0 || x[i] < x[last] || (x[i] == x[last] && i > last)) && (at < 0 || x[i] > x[at]))
+                at = i;
         cpu_sample_top(a, r, k, at, at < 0 ? -KERN_INF : (x[at] - m) - log_sum);
         last = at < 0 ? last : at;
     }

@@ -1,4 +1,5 @@
-/* vec_rows.c - loops over one row: conversions, norms, SiLU, softmax, merges; and the table of this instruction set. */
+/* vec_rows.c - loops over one row: conversions, norms, SiLU, softmax, merges; and the table of this
+ * instruction set. */
 #include "kernels/cpu/vec.h"
 
 static void widen(const uint16_t *src, int64_t n, float *dst)
@@ -119,9 +120,11 @@ static float sum_exp(const float *restrict x, int32_t n, float m, float *restric
     return sum(buffer, n);
 }
 
-static float sum_kept(const float *restrict z, int32_t n, float last_z, int32_t last_id, float *restrict buffer)
+static float sum_kept(const float *restrict z, int32_t n, float last_z, int32_t last_id,
+                      float *restrict buffer)
 {
-    for (int32_t i = 0; i < n; i++) buffer[i] = z[i] > last_z || (z[i] == last_z && i <= last_id) ? kern_exp(z[i]) : 0.0f;
+    for (int32_t i = 0; i < n; i++)
+        buffer[i] = z[i] > last_z || (z[i] == last_z && i <= last_id) ? kern_exp(z[i]) : 0.0f;
     return sum(buffer, n);
 }
 
@@ -180,7 +183,8 @@ static int32_t gumbel(const float *z, int32_t n, float min_p, kern_noise key)
         int32_t m = n - i < BLOCK ? n - i : BLOCK;
         for (int32_t j = 0; j < m; j++) g[j] = z[i + j] + kern_gumbel(key, (uint32_t)(i + j));
         if (min_p > 0)
-            for (int32_t j = 0; j < m; j++) g[j] = z[i + j] < 0 && kern_exp(z[i + j]) < min_p ? -KERN_INF : g[j];
+            for (int32_t j = 0; j < m; j++)
+                g[j] = z[i + j] < 0 && kern_exp(z[i + j]) < min_p ? -KERN_INF : g[j];
         float top = max(g, m, best);
         if (top > best) best = top, token = i + find(g, m, top);
     }

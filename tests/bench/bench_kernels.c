@@ -1,6 +1,6 @@
-/* Speed of every op of the CPU backend at the real model's sizes (V2-Lite: hidden 2048, 16 heads, 64 experts), against two measured limits:
- * the copy bandwidth of memory and the rate of multiply + add in registers.  Volumes are computed by hand.
- *   bench_kernels [threads [isa]] */
+/* Speed of every op of the CPU backend at the real model's sizes (V2-Lite: hidden 2048, 16 heads, 64
+ * experts), against two measured limits: the copy bandwidth of memory and the rate of multiply + add in
+ * registers.  Volumes are computed by hand. bench_kernels [threads [isa]] */
 #include "kernels/kernels.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,14 +24,22 @@ static void *filled(kern_dtype t, int64_t n)
     void *p = NULL;
     if (backend->ops->alloc(backend, (size_t)n * kern_dtype_bytes(t), &p) != LTD_OK) exit(1);
     for (int64_t i = 0; i < n; i++) {
-        if (t == KERN_BF16) ((uint16_t *)p)[i] = kern_f32_to_bf16(noise());
-        else ((float *)p)[i] = noise();
+        if (t == KERN_BF16)
+            ((uint16_t *)p)[i] = kern_f32_to_bf16(noise());
+        else
+            ((float *)p)[i] = noise();
     }
     return p;
 }
 
-static kern_tensor tensor(kern_dtype t, int64_t rows, int64_t cols) { return (kern_tensor){.data = filled(t, rows * cols), .dtype = t, .stride = cols}; }
-static void drop(kern_tensor t) { backend->ops->free(backend, t.data); }
+static kern_tensor tensor(kern_dtype t, int64_t rows, int64_t cols)
+{
+    return (kern_tensor){.data = filled(t, rows * cols), .dtype = t, .stride = cols};
+}
+static void drop(kern_tensor t)
+{
+    backend->ops->free(backend, t.data);
+}
 
 static kern_weight *weight(kern_dtype t, int32_t count, int32_t n, int32_t k)
 {
@@ -65,7 +73,8 @@ static double seconds(body *f, const void *args)
 
 static void report(const char *what, double s, double flops, double bytes)
 {
-    printf("%-46s %10.1f us %8.1f GFLOP/s %7.1f GB/s = %3.0f%% of copy\n", what, s * 1e6, flops / s * 1e-9, bytes / s * 1e-9, bytes / s * 1e-7 / copy_gbs);
+    printf("%-46s %10.1f us %8.1f GFLOP/s %7.1f GB/s = %3.0f%% of copy\n", what, s * 1e6, flops / s * 1e-9,
+           bytes / s * 1e-9, bytes / s * 1e-7 / copy_gbs);
 }
 
 /* ---------------------------------------------------------------- limits */
@@ -117,8 +126,10 @@ static void bench_matmul(int32_t rows, int32_t n, int32_t k, kern_dtype act, ker
     kern_weight *w = weight(tw, 1, n, k);
     kern_tensor x = tensor(act, rows, k), y = tensor(act, rows, n);
     kern_matmul_args a = {.w = w, .x = x, .out = y, .rows_cap = rows};
-    snprintf(name, sizeof name, "matmul %d x %d x %d, %s weights, %s", rows, n, k, tw == KERN_BF16 ? "bf16" : "f32", act == KERN_BF16 ? "bf16" : "f32");
-    report(name, seconds(do_matmul, &a), 2.0 * rows * n * k, (double)backend->ops->weight_bytes(w) + (double)(rows * (n + k)) * (double)kern_dtype_bytes(act));
+    snprintf(name, sizeof name, "matmul %d x %d x %d, %s weights, %s", rows, n, k,
+             tw == KERN_BF16 ? "bf16" : "f32", act == KERN_BF16 ? "bf16" : "f32");
+    report(name, seconds(do_matmul, &a), 2.0 * rows * n * k,
+           (double)backend->ops->weight_bytes(w) + (double)(rows * (n + k)) * (double)kern_dtype_bytes(act));
     backend->ops->weight_destroy(backend, w);
     drop(x);
     drop(y);
@@ -134,7 +145,8 @@ static void bench_grouped(int32_t tokens)
     for (int32_t e = 0; e < E; e++) used += offsets[e + 1] > 0, offsets[e + 1] += offsets[e];
     for (int32_t i = 0; i < pairs; i++) perm[i] = i;
     kern_tensor x = tensor(KERN_F32, tokens, K), y = tensor(KERN_F32, pairs, N);
-    kern_grouped_matmul_args a = {.w = w, .offsets = offsets, .gather = perm, .gather_div = TOP, .x = x, .out = y, .rows_cap = pairs};
+    kern_grouped_matmul_args a = {
+        .w = w, .offsets = offsets, .gather = perm, .gather_div = TOP, .x = x, .out = y, .rows_cap = pairs};
     snprintf(name, sizeof name, "grouped_matmul gate+up, %d tokens, %d experts", tokens, used);
     report(name, seconds(do_grouped_matmul, &a), 2.0 * pairs * N * K, 2.0 * used * N * K + 4.0 * pairs * N);
     backend->ops->weight_destroy(backend, w);
@@ -150,9 +162,20 @@ static void bench_heads(int32_t rows, kern_heads_dir dir)
     bool in = dir == KERN_HEADS_IN;
     kern_weight *w = weight(KERN_BF16, 1, H * 2 * D, C);
     kern_tensor x = tensor(KERN_F32, rows, H * C), y = tensor(KERN_F32, rows, H * C);
-    kern_heads_matmul_args a = {.w = w, .dir = dir, .n_heads = H, .head_rows = 2 * D, .row0 = in ? 0 : D, .d = D, .x = x, .out = y, .x_head = in ? D : C, .out_head = in ? C : D, .rows_cap = rows};
+    kern_heads_matmul_args a = {.w = w,
+                                .dir = dir,
+                                .n_heads = H,
+                                .head_rows = 2 * D,
+                                .row0 = in ? 0 : D,
+                                .d = D,
+                                .x = x,
+                                .out = y,
+                                .x_head = in ? D : C,
+                                .out_head = in ? C : D,
+                                .rows_cap = rows};
     snprintf(name, sizeof name, "heads_matmul %s, %d rows", in ? "in" : "out", rows);
-    report(name, seconds(do_heads_matmul, &a), 2.0 * rows * H * D * C, 2.0 * H * D * C + 4.0 * rows * H * (D + C));
+    report(name, seconds(do_heads_matmul, &a), 2.0 * rows * H * D * C,
+           2.0 * H * D * C + 4.0 * rows * H * (D + C));
     backend->ops->weight_destroy(backend, w);
     drop(x);
     drop(y);
@@ -167,11 +190,35 @@ static void bench_decode(int32_t rows, int32_t len, bool mla, kern_dtype cache)
     int32_t *table = malloc((size_t)n * 4), *seq = malloc((size_t)rows * 4), *lens = malloc((size_t)rows * 4);
     for (int32_t i = 0; i < n; i++) table[i] = (int32_t)((int64_t)i * 7919 % n);
     for (int32_t r = 0; r < rows; r++) seq[r] = r, lens[r] = len;
-    kern_tensor q0 = tensor(KERN_F32, rows, H * d0), q1 = tensor(KERN_F32, rows, H * 64), k = tensor(cache, n, mla ? 576 : H * d0), v = mla ? k : tensor(cache, n, H * d_v), out = tensor(KERN_F32, rows, H * d_v), k1 = k;
+    kern_tensor q0 = tensor(KERN_F32, rows, H * d0), q1 = tensor(KERN_F32, rows, H * 64),
+                k = tensor(cache, n, mla ? 576 : H * d0), v = mla ? k : tensor(cache, n, H * d_v),
+                out = tensor(KERN_F32, rows, H * d_v), k1 = k;
     k1.data = (char *)k.data + 512 * kern_dtype_bytes(cache);
-    kern_attn_decode_args a = {.q0 = q0, .q1 = q1, .k0 = k, .k1 = k1, .v = v, .out = out, .q0_head = d0, .q1_head = 64, .k0_head = mla ? 0 : d0, .v_head = mla ? 0 : d_v, .n_heads = H, .d0 = d0, .d1 = d1, .d_v = d_v, .scale = 0.1f, .seq = seq, .len = lens, .len_cap = len, .table = table, .table_stride = len, .rows_cap = rows};
-    snprintf(name, sizeof name, "attn_decode %s, %d rows of %d, %s cache", mla ? "MLA" : "MHA", rows, len, cache == KERN_BF16 ? "bf16" : "f32");
-    report(name, seconds(do_attn_decode, &a), 2.0 * n * H * (d0 + d1 + d_v), (double)n * (mla ? 576.0 : H * (d0 + d_v)) * (double)kern_dtype_bytes(cache));
+    kern_attn_decode_args a = {.q0 = q0,
+                               .q1 = q1,
+                               .k0 = k,
+                               .k1 = k1,
+                               .v = v,
+                               .out = out,
+                               .q0_head = d0,
+                               .q1_head = 64,
+                               .k0_head = mla ? 0 : d0,
+                               .v_head = mla ? 0 : d_v,
+                               .n_heads = H,
+                               .d0 = d0,
+                               .d1 = d1,
+                               .d_v = d_v,
+                               .scale = 0.1f,
+                               .seq = seq,
+                               .len = lens,
+                               .len_cap = len,
+                               .table = table,
+                               .table_stride = len,
+                               .rows_cap = rows};
+    snprintf(name, sizeof name, "attn_decode %s, %d rows of %d, %s cache", mla ? "MLA" : "MHA", rows, len,
+             cache == KERN_BF16 ? "bf16" : "f32");
+    report(name, seconds(do_attn_decode, &a), 2.0 * n * H * (d0 + d1 + d_v),
+           (double)n * (mla ? 576.0 : H * (d0 + d_v)) * (double)kern_dtype_bytes(cache));
     drop(q0);
     drop(q1);
     if (!mla) drop(v);
@@ -186,11 +233,29 @@ static void bench_prefill(int32_t rows, int32_t n_keys)
 {
     enum { H = 16, N = 128, R = 64, V = 128 };
     char name[80];
-    kern_tensor q = tensor(KERN_F32, rows, H * (N + R)), kv = tensor(KERN_F32, n_keys, H * (N + V)), pe = tensor(KERN_F32, n_keys, R), v = kv, out = tensor(KERN_F32, rows, H * V), lse = tensor(KERN_F32, rows, H);
+    kern_tensor q = tensor(KERN_F32, rows, H * (N + R)), kv = tensor(KERN_F32, n_keys, H * (N + V)),
+                pe = tensor(KERN_F32, n_keys, R), v = kv, out = tensor(KERN_F32, rows, H * V),
+                lse = tensor(KERN_F32, rows, H);
     v.data = (float *)kv.data + N;
-    kern_attn_prefill_args a = {.q = q, .k0 = kv, .k1 = pe, .v = v, .out = out, .k0_head = N + V, .v_head = N + V, .n_heads = H, .d0 = N, .d1 = R, .d_v = V, .scale = 0.1f, .q_pos0 = n_keys - rows, .n_keys = n_keys, .lse = lse.data, .rows_cap = rows};
+    kern_attn_prefill_args a = {.q = q,
+                                .k0 = kv,
+                                .k1 = pe,
+                                .v = v,
+                                .out = out,
+                                .k0_head = N + V,
+                                .v_head = N + V,
+                                .n_heads = H,
+                                .d0 = N,
+                                .d1 = R,
+                                .d_v = V,
+                                .scale = 0.1f,
+                                .q_pos0 = n_keys - rows,
+                                .n_keys = n_keys,
+                                .lse = lse.data,
+                                .rows_cap = rows};
     snprintf(name, sizeof name, "attn_prefill %d rows, %d keys", rows, n_keys);
-    report(name, seconds(do_attn_prefill, &a), 2.0 * rows * (n_keys - rows / 2.0) * H * (N + R + V), 4.0 * n_keys * (H * (N + V) + R));
+    report(name, seconds(do_attn_prefill, &a), 2.0 * rows * (n_keys - rows / 2.0) * H * (N + R + V),
+           4.0 * n_keys * (H * (N + V) + R));
     drop(q);
     drop(kv);
     drop(pe);
@@ -204,24 +269,50 @@ static void bench_rows(int32_t rows)
 {
     enum { D = 2048, I = 10944, E = 64, TOP = 6 };
     char name[80];
-    kern_tensor x = tensor(KERN_F32, rows, 2 * I), y = tensor(KERN_F32, rows, I), w = tensor(KERN_F32, 1, D), z = tensor(KERN_F32, rows * TOP, D), angles = tensor(KERN_F32, 1, 64);
+    kern_tensor x = tensor(KERN_F32, rows, 2 * I), y = tensor(KERN_F32, rows, I), w = tensor(KERN_F32, 1, D),
+                z = tensor(KERN_F32, rows * TOP, D), angles = tensor(KERN_F32, 1, 64);
     int32_t *ids = malloc((size_t)(rows * TOP) * 4), *pos = calloc((size_t)rows, 4);
     float *weights = malloc((size_t)(rows * TOP) * 4);
-    kern_add_norm_args n = {.x = {.data = x.data, .stride = D}, .delta = {.data = z.data, .stride = D}, .out = {.data = y.data, .stride = D}, .weight = w.data, .eps = 1e-6f, .d = D, .rows_cap = rows};
+    kern_add_norm_args n = {.x = {.data = x.data, .stride = D},
+                            .delta = {.data = z.data, .stride = D},
+                            .out = {.data = y.data, .stride = D},
+                            .weight = w.data,
+                            .eps = 1e-6f,
+                            .d = D,
+                            .rows_cap = rows};
     snprintf(name, sizeof name, "add_norm %d x %d", rows, D);
     memset(z.data, 0, (size_t)(rows * TOP * D) * 4);
     report(name, seconds(do_add_norm, &n), 0, 16.0 * rows * D);
     kern_silu_mul_args s = {.x = x, .out = y, .d = I, .rows_cap = rows};
     snprintf(name, sizeof name, "silu_mul %d x %d", rows, I);
     report(name, seconds(do_silu_mul, &s), 0, 12.0 * rows * I);
-    kern_route_args r = {.logits = {.data = x.data, .stride = E}, .n_experts = E, .top_k = TOP, .scale = 1, .ids = ids, .weights = weights, .rows_cap = rows};
+    kern_route_args r = {.logits = {.data = x.data, .stride = E},
+                         .n_experts = E,
+                         .top_k = TOP,
+                         .scale = 1,
+                         .ids = ids,
+                         .weights = weights,
+                         .rows_cap = rows};
     snprintf(name, sizeof name, "route %d rows, %d experts", rows, E);
     report(name, seconds(do_route, &r), 0, 4.0 * rows * E);
     for (int32_t i = 0; i < rows * TOP; i++) ids[i] = i;
-    kern_moe_combine_args c = {.expert = z, .shared = {.data = x.data, .stride = D}, .out = {.data = y.data, .stride = D}, .inverse = ids, .weights = weights, .top_k = TOP, .d = D, .rows_cap = rows};
+    kern_moe_combine_args c = {.expert = z,
+                               .shared = {.data = x.data, .stride = D},
+                               .out = {.data = y.data, .stride = D},
+                               .inverse = ids,
+                               .weights = weights,
+                               .top_k = TOP,
+                               .d = D,
+                               .rows_cap = rows};
     snprintf(name, sizeof name, "moe_combine %d x %d", rows, D);
     report(name, seconds(do_moe_combine, &c), 0, 4.0 * rows * D * (TOP + 2));
-    kern_rope_args p = {.q = {.data = x.data, .stride = 3072}, .n_heads = 16, .d_head = 192, .d_rope = 64, .pos = pos, .cos_sin = angles.data, .rows_cap = rows};
+    kern_rope_args p = {.q = {.data = x.data, .stride = 3072},
+                        .n_heads = 16,
+                        .d_head = 192,
+                        .d_rope = 64,
+                        .pos = pos,
+                        .cos_sin = angles.data,
+                        .rows_cap = rows};
     snprintf(name, sizeof name, "rope %d rows, 16 heads", rows);
     report(name, seconds(do_rope, &p), 0, 8.0 * rows * 16 * 64);
     drop(x);
@@ -244,7 +335,14 @@ static void bench_sample(int32_t rows, const char *what, kern_sample_params with
     for (int32_t r = 0; r < rows; r++) p[r] = with, p[r].position = r;
     int32_t *ids = malloc((size_t)rows * 4 * (KERN_MAX_TOP_LOGPROBS + 1));
     float *logs = malloc((size_t)rows * 4 * (KERN_MAX_TOP_LOGPROBS + 1));
-    kern_sample_args a = {.logits = x, .vocab = VOCAB, .params = p, .tokens = ids, .top_ids = ids + rows, .logprobs = logs, .top_logprobs = logs + rows, .rows_cap = rows};
+    kern_sample_args a = {.logits = x,
+                          .vocab = VOCAB,
+                          .params = p,
+                          .tokens = ids,
+                          .top_ids = ids + rows,
+                          .logprobs = logs,
+                          .top_logprobs = logs + rows,
+                          .rows_cap = rows};
     snprintf(name, sizeof name, "sample %d x %d, %s", rows, VOCAB, what);
     report(name, seconds(do_sample, &a), 0, 4.0 * rows * VOCAB);
     drop(x);
@@ -257,7 +355,8 @@ int main(int argc, char **argv)
 {
     kern_backend_options o = {.n_threads = argc > 1 ? atoi(argv[1]) : 0, .isa = argc > 2 ? argv[2] : NULL};
     ltd_err err;
-    if (kern_backend_open("cpu", &o, &backend, &err) != LTD_OK || backend->ops->ctx_create(backend, 0, 0, 0, &ctx, &err) != LTD_OK) {
+    if (kern_backend_open("cpu", &o, &backend, &err) != LTD_OK ||
+        backend->ops->ctx_create(backend, 0, 0, 0, &ctx, &err) != LTD_OK) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }
@@ -279,7 +378,8 @@ int main(int argc, char **argv)
     bench_grouped(1);
     bench_grouped(16);
     bench_grouped(128);
-    for (int32_t rows = 1; rows < 17; rows *= 16) bench_heads(rows, KERN_HEADS_IN), bench_heads(rows, KERN_HEADS_OUT);
+    for (int32_t rows = 1; rows < 17; rows *= 16)
+        bench_heads(rows, KERN_HEADS_IN), bench_heads(rows, KERN_HEADS_OUT);
     bench_decode(1, 256, true, KERN_F32);
     bench_decode(1, 4096, true, KERN_F32);
     bench_decode(1, 4096, true, KERN_BF16);
@@ -290,11 +390,35 @@ int main(int argc, char **argv)
     bench_prefill(16, 2048);
     bench_rows(1);
     bench_rows(128);
-    bench_sample(1, "greedy", (kern_sample_params){.top_p = 1, .target = -1, .repetition = 1, .mask_row = -1, .n_logprobs = -1});
-    bench_sample(1, "temperature", (kern_sample_params){.temperature = 1, .top_p = 1, .target = -1, .repetition = 1, .mask_row = -1, .n_logprobs = -1});
-    bench_sample(1, "top_k 50", (kern_sample_params){.temperature = 1, .top_p = 1, .top_k = 50, .target = -1, .repetition = 1, .mask_row = -1, .n_logprobs = -1});
-    bench_sample(1, "top_p 0.95, 20 logprobs", (kern_sample_params){.temperature = 1, .top_p = 0.95f, .target = -1, .repetition = 1, .mask_row = -1, .n_logprobs = 20});
-    bench_sample(16, "top_p 0.95", (kern_sample_params){.temperature = 1, .top_p = 0.95f, .target = -1, .repetition = 1, .mask_row = -1, .n_logprobs = -1});
+    bench_sample(
+        1, "greedy",
+        (kern_sample_params){.top_p = 1, .target = -1, .repetition = 1, .mask_row = -1, .n_logprobs = -1});
+    bench_sample(
+        1, "temperature",
+        (kern_sample_params){
+            .temperature = 1, .top_p = 1, .target = -1, .repetition = 1, .mask_row = -1, .n_logprobs = -1});
+    bench_sample(1, "top_k 50",
+                 (kern_sample_params){.temperature = 1,
+                                      .top_p = 1,
+                                      .top_k = 50,
+                                      .target = -1,
+                                      .repetition = 1,
+                                      .mask_row = -1,
+                                      .n_logprobs = -1});
+    bench_sample(1, "top_p 0.95, 20 logprobs",
+                 (kern_sample_params){.temperature = 1,
+                                      .top_p = 0.95f,
+                                      .target = -1,
+                                      .repetition = 1,
+                                      .mask_row = -1,
+                                      .n_logprobs = 20});
+    bench_sample(16, "top_p 0.95",
+                 (kern_sample_params){.temperature = 1,
+                                      .top_p = 0.95f,
+                                      .target = -1,
+                                      .repetition = 1,
+                                      .mask_row = -1,
+                                      .n_logprobs = -1});
     backend->ops->ctx_destroy(ctx);
     kern_backend_close(backend);
     return 0;

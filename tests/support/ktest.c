@@ -60,19 +60,33 @@ uint64_t kt_random(void)
     return seed * 0x2545f4914f6cdd1dull;
 }
 
-float kt_uniform(float lo, float hi) { return lo + (hi - lo) * (float)((double)(kt_random() >> 11) * 0x1p-53); }
-int32_t kt_below(int32_t n) { return (int32_t)(kt_random() % (uint64_t)n); }
+float kt_uniform(float lo, float hi)
+{
+    return lo + (hi - lo) * (float)((double)(kt_random() >> 11) * 0x1p-53);
+}
+int32_t kt_below(int32_t n)
+{
+    return (int32_t)(kt_random() % (uint64_t)n);
+}
 
 /* ---------------------------------------------------------------- tensors */
 
 void kt_put(const kern_tensor *t, int64_t i, float v)
 {
-    if (t->dtype == KERN_BF16) ((uint16_t *)t->data)[i] = kern_f32_to_bf16(v);
-    else ((float *)t->data)[i] = v;
+    if (t->dtype == KERN_BF16)
+        ((uint16_t *)t->data)[i] = kern_f32_to_bf16(v);
+    else
+        ((float *)t->data)[i] = v;
 }
 
-double kt_get(const kern_tensor *t, int64_t i) { return t->dtype == KERN_BF16 ? kern_bf16_to_f32(((uint16_t *)t->data)[i]) : ((float *)t->data)[i]; }
-float kt_round(kern_dtype t, float v) { return t == KERN_BF16 ? kern_bf16_to_f32(kern_f32_to_bf16(v)) : v; }
+double kt_get(const kern_tensor *t, int64_t i)
+{
+    return t->dtype == KERN_BF16 ? kern_bf16_to_f32(((uint16_t *)t->data)[i]) : ((float *)t->data)[i];
+}
+float kt_round(kern_dtype t, float v)
+{
+    return t == KERN_BF16 ? kern_bf16_to_f32(kern_f32_to_bf16(v)) : v;
+}
 
 kern_tensor kt_poison(kern_dtype dtype, int64_t rows, int64_t stride)
 {
@@ -96,11 +110,16 @@ void kt_free(kern_tensor *t)
     *t = (kern_tensor){0};
 }
 
-kern_weight *kt_weight(const kt_device *d, kern_dtype dtype, int32_t count, int32_t n, int32_t k, float scale, float **values)
+kern_weight *kt_weight(const kt_device *d, kern_dtype dtype, int32_t count, int32_t n, int32_t k, float scale,
+                       float **values)
 {
     kern_tensor t = kt_tensor(dtype, (int64_t)count * n, k, k, -scale, scale);
     kern_weight_part *parts = calloc((size_t)count, sizeof *parts);
-    for (int32_t i = 0; i < count; i++) parts[i] = (kern_weight_part){.data = (char *)t.data + (size_t)i * (size_t)n * (size_t)k * kern_dtype_bytes(dtype), .dtype = dtype, .n = n};
+    for (int32_t i = 0; i < count; i++)
+        parts[i] = (kern_weight_part){.data = (char *)t.data +
+                                              (size_t)i * (size_t)n * (size_t)k * kern_dtype_bytes(dtype),
+                                      .dtype = dtype,
+                                      .n = n};
     kern_weight_desc desc = {.name = "test", .count = count, .n_parts = 1, .parts = parts, .k = k};
     kern_weight *w = NULL;
     ltd_err err;
@@ -137,7 +156,8 @@ void kt_same_bits(const kt_devices *d, kt_run *run, const void *args, const kt_o
             size_t word = at & ~(size_t)3, n = outs[o].bytes - word < 4 ? outs[o].bytes - word : 4;
             memcpy(&wa, a + word, n);
             memcpy(&wb, b + word, n);
-            fail_msg("%s on %s differs from the definition at byte %zu of %zu: %08x, not %08x", outs[o].name, d->at[i].name, at, outs[o].bytes, wb, wa);
+            fail_msg("%s on %s differs from the definition at byte %zu of %zu: %08x, not %08x", outs[o].name,
+                     d->at[i].name, at, outs[o].bytes, wb, wa);
         }
     }
     for (int o = 0; o < n_outs; o++) {
@@ -146,7 +166,8 @@ void kt_same_bits(const kt_devices *d, kt_run *run, const void *args, const kt_o
     }
 }
 
-void kt_near(const char *what, const kern_tensor *t, int64_t rows, int64_t cols, const double *expected, double tolerance)
+void kt_near(const char *what, const kern_tensor *t, int64_t rows, int64_t cols, const double *expected,
+             double tolerance)
 {
     double error = 0, norm = 0, worst = -1;
     if (rows * cols < 100) tolerance *= 2; /* too few for rounding errors to average */
@@ -154,19 +175,23 @@ void kt_near(const char *what, const kern_tensor *t, int64_t rows, int64_t cols,
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++) {
             double a = kt_get(t, r * t->stride + c), e = expected[r * cols + c];
-            if (isnan(a) != isnan(e) || isinf(a) != isinf(e) || (isinf(a) && a != e)) fail_msg("%s[%lld][%lld] is %g, not %g", what, (long long)r, (long long)c, a, e);
+            if (isnan(a) != isnan(e) || isinf(a) != isinf(e) || (isinf(a) && a != e))
+                fail_msg("%s[%lld][%lld] is %g, not %g", what, (long long)r, (long long)c, a, e);
             if (!isfinite(e)) continue;
             error += (a - e) * (a - e);
             norm += e * e;
             if (fabs(a - e) > worst) worst = fabs(a - e), worst_r = r, worst_c = c;
         }
     if (sqrt(error) > tolerance * sqrt(norm) + 1e-30)
-        fail_msg("%s: relative distance %.3g over %.3g; worst at [%lld][%lld]: %g, not %g", what, sqrt(error / norm), tolerance, (long long)worst_r, (long long)worst_c,
+        fail_msg("%s: relative distance %.3g over %.3g; worst at [%lld][%lld]: %g, not %g", what,
+                 sqrt(error / norm), tolerance, (long long)worst_r, (long long)worst_c,
                  kt_get(t, worst_r * t->stride + worst_c), expected[worst_r * cols + worst_c]);
 }
 
 void kt_untouched(const kern_tensor *t, int64_t row)
 {
     for (int64_t c = 0; c < t->stride; c++)
-        if (!isnan(kt_get(t, row * t->stride + c))) fail_msg("row %lld was touched at %lld: %g", (long long)row, (long long)c, kt_get(t, row * t->stride + c));
+        if (!isnan(kt_get(t, row * t->stride + c)))
+            fail_msg("row %lld was touched at %lld: %g", (long long)row, (long long)c,
+                     kt_get(t, row * t->stride + c));
 }

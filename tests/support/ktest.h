@@ -1,5 +1,6 @@
-/* ktest.h - what kernel tests share: devices to compare, random and poisoned tensors, exact and relative comparison.
- * CPU device memory is host memory, so tensors are plain heap blocks of their exact size, which the address sanitizer watches. */
+/* ktest.h - what kernel tests share: devices to compare, random and poisoned tensors, exact and relative
+ * comparison. CPU device memory is host memory, so tensors are plain heap blocks of their exact size, which
+ * the address sanitizer watches. */
 #ifndef LTD_TESTS_KTEST_H
 #define LTD_TESTS_KTEST_H
 
@@ -30,7 +31,8 @@ int kt_teardown(void **state);
 kt_device kt_open(const char *name, const char *isa, int threads);
 void kt_close(kt_device *d);
 
-/* ---------------------------------------------------------------- random numbers (a seed printed by kt_setup; KT_SEED sets it) */
+/* ---------------------------------------------------------------- random numbers (a seed printed by
+ * kt_setup; KT_SEED sets it) */
 uint64_t kt_random(void);
 float kt_uniform(float lo, float hi);
 int32_t kt_below(int32_t n);
@@ -44,8 +46,10 @@ double kt_get(const kern_tensor *t, int64_t i);
 void kt_put(const kern_tensor *t, int64_t i, float v);
 float kt_round(kern_dtype t, float v);
 
-/* A weight on a device from f32 values in [-scale, scale], which *values receives as the device holds them (free()). */
-kern_weight *kt_weight(const kt_device *d, kern_dtype t, int32_t count, int32_t n, int32_t k, float scale, float **values);
+/* A weight on a device from f32 values in [-scale, scale], which *values receives as the device holds them
+ * (free()). */
+kern_weight *kt_weight(const kt_device *d, kern_dtype t, int32_t count, int32_t n, int32_t k, float scale,
+                       float **values);
 
 /* ---------------------------------------------------------------- comparison */
 typedef ltd_status kt_run(const kern_ctx *ctx, const void *args);
@@ -54,15 +58,21 @@ typedef struct kt_out {
     void *data;
     size_t bytes;
 } kt_out;
-/* Runs on every device from the same initial outputs; all must end with the bits of device 0, which are left in place. */
+/* Runs on every device from the same initial outputs; all must end with the bits of device 0, which are left
+ * in place. */
 void kt_same_bits(const kt_devices *d, kt_run *run, const void *args, const kt_out *outs, int n_outs);
 
-/* Relative Frobenius distance of rows x cols of t from double values; places of NaN and infinities must agree.  Fails above tolerance, naming the worst index. */
-void kt_near(const char *what, const kern_tensor *t, int64_t rows, int64_t cols, const double *expected, double tolerance);
+/* Relative Frobenius distance of rows x cols of t from double values; places of NaN and infinities must
+ * agree.  Fails above tolerance, naming the worst index. */
+void kt_near(const char *what, const kern_tensor *t, int64_t rows, int64_t cols, const double *expected,
+             double tolerance);
 /* All elements of row `row` up to stride are still poison. */
 void kt_untouched(const kern_tensor *t, int64_t row);
 
-#define KT_OUT(t, rows) {#t, (t).data, (size_t)(rows) * (size_t)(t).stride * kern_dtype_bytes((t).dtype)}
+#define KT_OUT(t, rows)                                                                                      \
+    {                                                                                                        \
+#t, (t).data, (size_t)(rows) * (size_t)(t).stride *kern_dtype_bytes((t).dtype)                       \
+    }
 #define KT_LEN(a) ((int)(sizeof(a) / sizeof *(a)))
 
 #endif
