@@ -105,9 +105,9 @@ $(BUILD)/latentd: $(BUILD)/server/main.o $(call LIB,$(DEPS_server))
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(call LIB,$(DEPS_server)) $(LIBS)
 
 # The daemon on the fake model (tests/support/fake_model.c stands where libmodel.a would give model_*): speed and faults of the server alone.
-$(BUILD)/latentd-fake: $(BUILD)/server/main.o $(BUILD)/tests/support/fake_model.o $(call LIB,$(DEPS_server))
+$(BUILD)/latentd-fake: $(BUILD)/server/main.o $(BUILD)/tests/support/fake_daemon.o $(BUILD)/tests/support/fake_model.o $(call LIB,$(DEPS_server))
 	@[ $(V) = 1 ] || echo "  LINK  $@"
-	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(call LIB,$(DEPS_server)) $(LIBS)
+	$(Q)$(CC) $(LDFLAGS) -Wl,--wrap=model_open -o $@ $(filter %.o,$^) $(call LIB,$(DEPS_server)) $(LIBS)
 
 # ---------------------------------------------------------------- tests
 # tests/test_<folder>_<topic>.c: one small cmocka binary each; it sees its folder's libraries and no others.
