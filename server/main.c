@@ -34,6 +34,7 @@ static ltd_status load(void *user, sched_event_fn *fn, void *fn_user, srv_parts 
     if (st != LTD_OK) return st;
     sched_options_from(&p->o, model_get_info(p->m), &so);
     sched_model_limits(&so, &limits);
+    limits.max_slots = p->o.max_total_tokens;
     if ((st = model_start(p->m, &limits, &so.n_slots, err)) != LTD_OK) return st;
     if ((st = sched_create(&so, p->m, p->t, fn, fn_user, &p->s, err)) != LTD_OK) return st;
     *out = (srv_parts){.info = model_get_info(p->m), .tok = p->t, .sched = p->s};

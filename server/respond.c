@@ -42,11 +42,12 @@ static void put_logprob(ltd_buf *out, float v)
     ltd_buf_add(out, text, (size_t)n);
 }
 
-/* A token's text, or bytes:\xNN.. where it is not whole characters. */
+/* A token's text, or bytes:\xNN.. where it is not whole characters, or token_id:N where it has none. */
 static void put_token(const srv_gen *g, int32_t id, ltd_buf *out)
 {
     const char *s;
     size_t n = tok_bytes(g->c->tok, id, &s);
+    if (n == 0) ltd_buf_fmt(out, "\"token_id:%d\"", id);
     for (size_t i = 0; i < n;) {
         int k = ltd_utf8_len(s + i, n - i);
         if (k > 0) {
@@ -58,7 +59,7 @@ static void put_token(const srv_gen *g, int32_t id, ltd_buf *out)
         ltd_buf_str(out, "\"");
         return;
     }
-    ltd_buf_json_str(out, n ? s : "", n);
+    if (n) ltd_buf_json_str(out, s, n);
 }
 
 /* Two ids may have one spelling (an added token and a plain one): the better one keeps the key. */
@@ -66,7 +67,7 @@ static bool same_spelling(const srv_gen *g, int32_t a, int32_t b)
 {
     const char *x, *y;
     size_t n = tok_bytes(g->c->tok, a, &x), m = tok_bytes(g->c->tok, b, &y);
-    return a == b || (n == m && (n == 0 || !memcmp(x, y, n)));
+    return a == b || (n > 0 && n == m && !memcmp(x, y, n));
 }
 
 static void put_tops(const srv_gen *g, const entry *e, ltd_buf *out)

@@ -47,12 +47,13 @@ def test_d39_the_shutdown_timeout_cuts_off(start):
     d = start("chain", "--shutdown-timeout", "1", "--max-total-tokens", "140000", context=131072)
     s = d.open_completion(prompt="a", max_tokens=100000, stream=True)
     whole = d.open_completion(prompt="a", max_tokens=100000)
-    s.recv(10)
+    got = []
+    reader = threading.Thread(target=lambda: [got.append(part) for part in iter(lambda: s.recv(65536), b"")])
+    reader.start()
     code, took = d.stop()
     assert code == 0 and took < 4 * SLOW
-    got = b""
-    while part := s.recv(65536):
-        got += part
+    reader.join(5)
+    got = b"".join(got)
     assert b'"error"' in got and b"shutting_down" in got and b"[DONE]" not in got
     assert b" 503 " in whole.recv(100)
 
@@ -108,6 +109,93 @@ def test_d40_ready_means_ready(checkpoints):
                 break
         assert seen[-1][0] == 200
         assert d.stop()[0] == 0
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_d39_d40_while_loading(start, sig):
+    d = start("chain", fake=True, wait="listening", env={"FAKE_OPEN_MS": "60000"})
+    assert d.get("/live")[0] == 200 and d.get("/version")[0] == 200
+    for path in ("/health", "/ready", "/v1/models"):
+        status, answer, headers = d.get(path)
+        assert status == 503 and error_of(answer)["code"] == "loading" and headers["Retry-After"]
+    for path in ("/v1/completions", "/tokenize"):
+        status, answer, _ = d.post(path, {"prompt": "A" * 100000})
+        assert status == 503 and error_of(answer)["code"] == "loading"
+    code, took = d.stop(sig)
+    assert code == 0 and took < 10
+
+
+def test_d40_serving_begins_when_loading_ends(start):
+    d = start("chain", fake=True, wait="listening", env={"FAKE_OPEN_MS": "700"})
+    seen = set()
+    while d.get("/ready")[0] != 200:
+        seen.add(d.post("/v1/completions", {"prompt": "A", "max_tokens": 1})[0])
+    assert seen == {503}
+    assert d.text("A", max_tokens=3) == "BCD"
+
+
+def test_d40_an_engine_fault_ends_streams_and_the_process(start):
+    d = start("chain", fake=True, env={"FAKE_STEP_US": "2000", "FAKE_FAIL_STEP": "100"})
+    stream = d.open_completion(prompt="a", max_tokens=3000, stream=True)
+    whole = d.open_completion(prompt="a", max_tokens=3000)
+    got = b""
+    while not got.endswith(b"\r\n0\r\n\r\n"):
+        part = stream.recv(65536)
+        assert part, got[-300:]
+        got += part
+    at = time.monotonic()
+    assert b'data: {"error":' in got and b"[DONE]" not in got and b'"finish_reason":"length"' not in got
+    assert b" 500 " in whole.recv(1000).split(b"\r\n")[0]
+    seen = set()
+    while d.process.poll() is None and time.monotonic() - at < 5:
+        for path in ("/health", "/ready"):
+            seen.add(d.get(path)[0])
+        try:
+            seen.add(d.post("/v1/completions", {"prompt": "A"})[0])
+        except OSError:
+            pass
+    assert d.process.wait(5) == 1 and time.monotonic() - at < 2 * SLOW
+    assert 503 in seen and 200 not in seen, seen
+    assert any("event=engine_failed" in line for line in d.log)
+
+
+# ---------------------------------------------------------------- time limits
+
+def test_the_request_time_limit_ends_it(start):
+    d = start("chain", "--request-timeout", "1", fake=True, env={"FAKE_STEP_US": "5000"})
+    for stream in (False, True):
+        at = time.monotonic()
+        if stream:
+            frames = d.stream("a", max_tokens=4000)
+            assert frames[-1] == "[DONE]"
+            choice = frames[-2]["choices"][0]
+        else:
+            choice = d.complete("a", max_tokens=4000)["choices"][0]
+            assert 10 < len(choice["text"]) < 1000
+        assert choice["finish_reason"] == "abort" and 0.8 < time.monotonic() - at < 2 * SLOW
+    d.wait_idle(1)
+
+
+def test_the_queue_time_limit_answers_503(start):
+    d = start("chain", "--queue-timeout", "1", "--max-running-requests", "1", fake=True, env={"FAKE_STEP_US": "5000"})
+    s = d.open_completion(prompt="a", max_tokens=4000, stream=True)
+    s.recv(10)
+    for stream in (False, True):
+        status, answer, headers = d.post("/v1/completions", {"prompt": "A", "stream": stream})
+        assert status == 503 and error_of(answer)["code"] == "timeout" and headers["Retry-After"]
+    s.close()
+    d.wait_idle(2)
+
+
+def test_a_pause_longer_than_the_write_timeout_is_no_timeout(start):
+    d = start("chain", "--write-timeout", "1", "--idle-timeout", "1", "--sse-ping-interval", "0")
+    threading.Timer(0.2, lambda: d.debug("sleep?ms=2500")).start()
+    at = time.monotonic()
+    frames = d.stream("a", max_tokens=3000)
+    assert time.monotonic() - at > 2 and frames[-1] == "[DONE]"
+    assert sum(len(c["text"]) for f in frames[:-1] for c in f["choices"]) == 3000
+    threading.Timer(0.2, lambda: d.debug("sleep?ms=2500")).start()
+    assert len(d.text("a", max_tokens=3000)) == 3000
 
 
 def test_bad_starts_are_one_clear_line(checkpoints, tmp_path):

@@ -71,7 +71,7 @@ def test_d23_what_never_fits_is_refused_at_once(tiny):
 
 def test_d23_the_pools_end_is_a_length(tiny):
     answer = tiny.complete("a" * 40, max_tokens=100)
-    assert answer["choices"][0]["finish_reason"] == "length" and 1 <= answer["usage"]["completion_tokens"] <= 24
+    assert answer["choices"][0]["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == 25  # the last one needs no slot
     tiny.wait_idle(2)
 
 
