@@ -132,8 +132,10 @@ int main(int argc, char **argv, char **envp)
     if (action == OPT_SERVE && p.o.check_config) {
         printf("configuration is good\n");
     } else if (action == OPT_SERVE && p.o.perplexity_file) {
+        log_start(&(log_config){.level = p.o.log_level, .json = p.o.log_json, .fd = 2});
         if (perplexity(&p, &err) != LTD_OK) code = fail(&err);
         unload(&p);
+        log_stop();
     } else if (serves) {
         log_begin(&p);
         code = serve(&p);
