@@ -203,15 +203,18 @@ static ltd_status submit(srv_req *req, srv_call *call, uint64_t *id, srv_error *
     ltd_free(lens);
     if (st == LTD_OK) return LTD_OK;
     if (st == LTD_TOO_LARGE) return srv__error(e, 400, "prompt", "context_length_exceeded", "%s", err.text);
-    if (st == LTD_FULL || st == LTD_STOPPING) {
-        srv__error(e, 503, NULL, st == LTD_FULL ? "overloaded" : "shutting_down", "%s",
-                   st == LTD_FULL ? "The server is full: too many requests are waiting"
-                                  : "The server is shutting down");
-        e->retry_after_s = 1;
-        return st;
+    if (st == LTD_FULL) {
+        srv__error(e, 503, NULL, "overloaded", "The server is full: too many requests are waiting");
+    } else if (st == LTD_STOPPING) {
+        srv__error(e, 503, NULL, "shutting_down", "The server is shutting down");
+    } else if (st == LTD_DEVICE) {
+        srv__error(e, 503, NULL, "engine_failed", "The engine has failed; the server is about to end");
+    } else {
+        return srv__error(e, st == LTD_INVALID || st == LTD_UNSUPPORTED ? 400 : 500, NULL, NULL, "%s",
+                          err.text[0] ? err.text : ltd_status_text(st));
     }
-    return srv__error(e, st == LTD_INVALID || st == LTD_UNSUPPORTED ? 400 : 500, NULL, NULL, "%s",
-                      err.text[0] ? err.text : ltd_status_text(st));
+    e->retry_after_s = 1;
+    return st;
 }
 
 static void parsed(srv_job *job)

@@ -20,6 +20,7 @@ static void live(srv_req *req)
 static void ready(srv_req *req)
 {
     srv_error e;
+    srv__check_fault(req->s);
     if (srv__check_ready(req->s, &e) == LTD_OK)
         ltd_buf_str(answer_json(req), "{\"status\":\"ok\"}");
     else

@@ -158,7 +158,8 @@ static void on_fault_over(uv_timer_t *t)
     uv_stop(&s->loop);
 }
 
-static void check_fault(srv *s)
+/* The engine's last words and its being lost are two things: whoever says "ready" asks again. */
+void srv__check_fault(srv *s)
 {
     sched_stats st;
     if (!s->sched || s->phase == SRV_FAULTED || s->closing) return;
@@ -171,7 +172,7 @@ static void check_fault(srv *s)
 static void on_tick(uv_timer_t *t)
 {
     srv *s = t->data;
-    check_fault(s);
+    srv__check_fault(s);
     srv__http_tick(s);
 }
 
@@ -232,6 +233,8 @@ static void on_wake(uv_async_t *a)
     srv *s = a->data;
     if (!s->sched && !s->closing) loaded(s);
     if (s->sched) s->n_messages += srv__queue_drain(s->queue, on_message, s);
+    if (s->look_for_fault) srv__check_fault(s); /* at once: nobody may be told "ready" by an engine that is lost */
+    s->look_for_fault = false;
 }
 
 /* ---------------------------------------------------------------- the end */

@@ -373,7 +373,7 @@ struct srv {
     uv_async_t wake;
     uv_signal_t sigterm, sigint;
     struct MHD_Daemon *mhd;
-    bool need_run, closing;
+    bool need_run, closing, look_for_fault;
     int n_handles;
     int n_signals;
 
@@ -405,6 +405,7 @@ struct srv {
 const char *srv__phase_name(const srv *s);
 /* Whether a completion would work; else e says why not. */
 ltd_status srv__check_ready(const srv *s, srv_error *e);
+void srv__check_fault(srv *s); /* asks the engine; a lost one begins the end */
 void srv__new_id(srv *s, char out[SRV_ID_CHARS + 1]);
 uint64_t srv__random(srv *s);
 

@@ -63,11 +63,12 @@ static bool echo(srv_gen *g, int32_t choice, ltd_buf *out)
 static bool choice_frame(srv_gen *g, int32_t choice, ltd_buf *out)
 {
     srv_choice *ch = &g->choices[choice];
-    if (ch->end_sent || (!ch->text.len && !ch->finish)) return false;
+    bool finished = ch->finish && !g->failed; /* of a failed one only the text that is there, then the error */
+    if (ch->end_sent || (!ch->text.len && !finished)) return false;
     if (!echo(g, choice, out)) return false;
     /* A long backlog leaves in parts, but where log-probabilities belong to the text. */
     size_t n = g->call->logprobs ? ch->text.len : srv__utf8_cut(ch->text.data, ch->text.len, FRAME_TEXT);
-    bool last = ch->finish && n == ch->text.len;
+    bool last = finished && n == ch->text.len;
     int32_t to = srv__gen_entries(g, choice), from = to;
     if (g->call->logprobs) from -= (int32_t)(ch->scores.len / srv__score_bytes(g->call->r.n_logprobs));
     frame_text(g, choice, ch->text.data, n, out);

@@ -180,6 +180,7 @@ static void an_error_is_one_frame_and_the_end(void **state)
     char *all = filled(g, &done);
     assert_true(done);
     assert_null(strstr(all, "[DONE]"));
+    assert_null(strstr(all, "finish_reason\":\""));
     char *error = strstr(all, "data: {\"error\":{\"message\":");
     assert_non_null(error);
     assert_non_null(strstr(error, "\n\n"));
