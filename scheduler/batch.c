@@ -1,4 +1,5 @@
 /* batch.c - admission, the plan of a step, and what its result means.
+ * An admitted sequence has a row of the table and room; it begins (writes its row, takes what the tree has) with its first share of a step.
  * Admission (without retraction) is exact: a sequence enters only if all that it may ever need fits beside all that the running ones may ever need, counted
  * against free + evictable slots with its match already locked.  So a running sequence always finds its next slot, and one that has the pool to
  * itself always fits. */
@@ -41,11 +42,17 @@ static bool take_slots(sched *s, seq *q, int32_t n, int32_t *out)
     return pool_slots_take(s->slots, n, after, out) == LTD_OK;
 }
 
+static void set_row(sched *s, const seq *q, int32_t pos, const int32_t *slots, int32_t n)
+{
+    pool_req_set(s->table, q->req_row, pos, slots, n);
+    s->edit_slots += n;
+}
+
 /* Gives positions q->n_slots .. + n a slot each. */
 static bool extend(sched *s, seq *q, int32_t n)
 {
     if (!take_slots(s, q, n, s->scratch)) return false;
-    pool_req_set(s->table, q->req_row, q->n_slots, s->scratch, n);
+    set_row(s, q, q->n_slots, s->scratch, n);
     q->n_slots += n;
     s->reserved -= n;
     return true;
@@ -57,6 +64,7 @@ void sched__dups_give(sched *s)
         pool_slots_give(s->slots, &s->dups[s->dup_head].slot, 1);
         s->dup_head = (s->dup_head + 1) % s->o.n_slots;
         s->n_dups--;
+        s->progress++;
     }
 }
 
@@ -122,10 +130,9 @@ static void plan_decodes(sched *s)
     }
 }
 
-/* At most *budget prompt rows of q. */
-static void plan_prompt(sched *s, seq *q, int32_t *budget)
+/* n prompt rows of q. */
+static void plan_prompt(sched *s, seq *q, int32_t n)
 {
-    int32_t n = min32(q->n_target - q->n_computed, *budget);
     if (n < 1 || !extend(s, q, n)) return;
     model_plan *p = s->plan;
     step_entry *e = enter(s, q);
@@ -137,92 +144,152 @@ static void plan_prompt(sched *s, seq *q, int32_t *budget)
         if (q->scores && pos + 1 < q->n_prompt) add_score(s, q, e, pos + 1);
     }
     e->n_rows = n;
-    *budget -= n;
     s->counts.prompt_rows += n;
     if (q->n_computed == q->n_prompt && q->max_out > 0) add_draw(s, q, e);
 }
 
 /* ---------------------------------------------------------------- admission */
 
-static void admitted(sched *s, seq *q)
+static void match(sched *s, seq *q)
 {
-    group *g = q->g;
-    q->admitted_us = s->now_us;
-    q->absorb = q->n_target - q->n_computed <= s->o.absorb_extend;
-    *s->running_tail = q;
-    s->running_tail = &q->next;
-    s->n_running++;
-    g->n_waiting--;
-    s->counts.prompt_tokens += q->n_prompt;
-    s->counts.cached_tokens += q->n_cached;
-    sched__output_init(s, q);
-    if (g->n_waiting == 0) sched__group_reap(s, g); /* leaves the queue */
+    if (!s->tree || q->scores || q->n_target < 2) return;
+    radix_key key = key_of(q, q->n_prompt);
+    radix_path before = q->path;
+    q->path = radix_lock(s->tree, &key, q->n_prompt - 1, s->now_us, s->scratch);
+    radix_unlock(s->tree, &before);
+    q->n_slots = q->n_computed = q->path.n_tokens;
 }
 
-/* Room in the plan for the edits of one more prefix hit and of the rows that may still join this step. */
-static bool edits_fit(const sched *s, const seq *q)
+static void leave_waiting(sched *s, seq *q)
 {
-    const pool_req_edit *edits;
-    const int32_t *slots;
-    int32_t n_slots, n = pool_req_edits(s->table, &edits, &slots, &n_slots);
-    return n + 2 <= s->plan->cap_edits && n_slots + q->n_prompt + s->limits.max_rows <= s->plan->cap_edit_slots;
+    group *g = q->g;
+    g->n_waiting--;
+    sched__timer_set(s, g);
+    sched__group_reap(s, g); /* leaves the queue with its last */
 }
 
 /* LTD_FULL: not now. */
 static ltd_status admit(sched *s, seq *q)
 {
-    if (!edits_fit(s, q) || pool_req_row_take(s->table, &q->req_row) != LTD_OK) return LTD_FULL;
-    if (s->tree && !q->scores && q->n_target > 0) {
-        radix_key key = key_of(q, q->n_prompt);
-        q->path = radix_lock(s->tree, &key, q->n_prompt - 1, s->now_us, s->scratch);
-    }
-    int32_t matched = q->path.n_tokens;
-    q->n_slots = q->n_computed = q->n_cached = matched;
+    if (pool_req_row_take(s->table, &q->req_row) != LTD_OK) return LTD_FULL;
+    match(s, q);
     int64_t need = sched__seq_future(s, q);
     if (need > (int64_t)pool_slots_free(s->slots) + evictable(s) - s->reserved) {
         if (s->tree) radix_unlock(s->tree, &q->path);
         pool_req_row_give(s->table, q->req_row);
         q->req_row = -1;
-        q->n_slots = q->n_computed = q->n_cached = 0;
+        q->n_slots = q->n_computed = 0;
         return LTD_FULL;
     }
-    if (matched) pool_req_set(s->table, q->req_row, 0, s->scratch, matched);
     s->reserved += need;
-    admitted(s, q);
+    q->admitted_us = s->now_us;
+    q->prev = s->running_last;
+    *(q->prev ? &q->prev->next : &s->running) = q;
+    s->running_last = q;
+    s->n_running++;
+    sched__output_init(s, q);
+    leave_waiting(s, q);
     return LTD_OK;
 }
 
-/* Nothing is to be computed: a prompt whose scores nobody asked for, and no token to draw. */
-static bool ends_at_once(sched *s, seq *q)
+/* Ends a sequence that never got a row. */
+static void end_waiting(sched *s, seq *q, sched_finish why)
 {
-    group *g = q->g;
-    if (q->max_out > 0 || (q->scores && q->n_target > 0)) return false;
-    sched__seq_end(s, q, SCHED_LENGTH);
-    g->n_waiting--;
-    g->n_released++;
-    sched__group_reap(s, g);
+    sched__seq_end(s, q, why);
+    q->g->n_released++;
+    leave_waiting(s, q);
+}
+
+/* Room was looked for in vain: again when something has been released, given back or become common.  If nothing runs, nothing ever will be:
+ * slots have gone out of use. */
+static bool blocked(sched *s, seq *q)
+{
+    if (!s->running && s->launched == s->applied) {
+        log_error("sched", "id=%s group=%llu prompt=%d: no room though nothing runs, slots=%d", q->g->label, (unsigned long long)q->g->id, q->n_prompt,
+                  s->o.n_slots);
+        end_waiting(s, q, SCHED_ERROR);
+        return false;
+    }
+    s->blocked = q;
+    s->blocked_at = s->progress;
     return true;
+}
+
+void sched__admit(sched *s)
+{
+    for (seq *q; s->n_running < s->o.max_running && (q = sched__policy_next(s));) {
+        if (q == s->blocked && s->blocked_at == s->progress) return;
+        if (q->max_out == 0 && (!q->scores || q->n_target == 0))
+            end_waiting(s, q, SCHED_LENGTH); /* nothing to draw, no scores asked for */
+        else if (admit(s, q) != LTD_OK && blocked(s, q))
+            return;
+    }
 }
 
 /* ---------------------------------------------------------------- a step */
 
-/* Prompt rows, running sequences first in order of admission, then newcomers, under one budget.  absorb: those that go down the absorbed path, whose
- * rows stand before all segments. */
-static void plan_running_prompts(sched *s, int32_t *budget, bool absorb)
+/* A choice's siblings have the same prompt: they wait until the first one has put it into the tree. */
+static bool waits_for_sibling(const sched *s, const seq *q)
 {
-    for (seq *q = s->running; q && *budget > 0; q = q->next)
-        if (q->finish == SCHED_RUNNING && in_prefill(q) && q->absorb == absorb) plan_prompt(s, q, budget);
+    if (q->choice == 0 || q->begun || !s->tree) return false;
+    const seq *first = q - q->choice;
+    return first->finish == SCHED_RUNNING && in_prefill(first);
 }
 
-static void admit_newcomers(sched *s, int32_t budget)
+/* The first row of q is due: what the tree has by now is taken from it.  False: the plan has no room for so many edits. */
+static bool begin(sched *s, seq *q)
 {
-    for (seq *q = s->running; q; q = q->next) /* what the running prompts will take of it */
-        if (q->finish == SCHED_RUNNING && in_prefill(q)) budget -= min32(q->n_target - q->n_computed, budget);
-    for (seq *q; budget > 0 && (q = sched__policy_next(s));) {
-        if (ends_at_once(s, q)) continue;
-        if (s->n_running >= s->o.max_running || admit(s, q) != LTD_OK) break;
-        budget -= min32(q->n_target - q->n_computed, budget);
+    int32_t before = q->n_slots;
+    if (s->edit_slots + q->n_prompt + 2 * s->limits.max_rows > s->plan->cap_edit_slots) return false;
+    match(s, q);
+    s->reserved -= q->n_slots - before;
+    if (q->n_slots) set_row(s, q, 0, s->scratch, q->n_slots);
+    q->begun = true;
+    q->n_cached = q->n_slots;
+    q->absorb = q->n_target - q->n_computed <= s->o.absorb_extend;
+    s->counts.prompt_tokens += q->n_prompt;
+    s->counts.cached_tokens += q->n_cached;
+    return true;
+}
+
+/* By what is left of it, then by admission. */
+static void sort_shares(prompt_share *a, int32_t n)
+{
+    for (int32_t gap = n / 2; gap > 0; gap /= 2)
+        for (int32_t i = gap; i < n; i++) {
+            prompt_share x = a[i];
+            int32_t k = i;
+            for (; k >= gap && (a[k - gap].want > x.want || (a[k - gap].want == x.want && a[k - gap].order > x.order)); k -= gap) a[k] = a[k - gap];
+            a[k] = x;
+        }
+}
+
+/* Who gets how many of the step's prompt rows: half of them are the oldest prompt's, so that every one ends; the others' shortest come first, so that a
+ * short one does not wait for a long one; what they leave is the oldest's again.  Returns how many have a share. */
+static int32_t deal_shares(sched *s)
+{
+    int32_t n = 0, left = s->o.chunk_rows;
+    int64_t all = 0;
+    prompt_share *a = s->shares;
+    for (seq *q = s->running; q; q = q->next) {
+        if (q->finish != SCHED_RUNNING || !in_prefill(q) || waits_for_sibling(s, q)) continue;
+        a[n] = (prompt_share){.q = q, .want = q->n_target - q->n_computed, .order = n};
+        all += a[n++].want;
     }
+    if (!n) return 0;
+    int32_t half = left - left / 2;
+    if (all > left) sort_shares(a + 1, n - 1);
+    a[0].rows = min32(a[0].want, all > left ? half : left);
+    left -= a[0].rows;
+    for (int32_t i = 1; i < n; i++) left -= a[i].rows = min32(a[i].want, left);
+    a[0].rows += min32(a[0].want - a[0].rows, left);
+    while (n > 1 && !a[n - 1].rows) n--;
+    for (int32_t i = 0; i < n; i++) {
+        seq *q = a[i].q;
+        if (!q->begun && !begin(s, q)) a[i].rows = 0;
+        a[i].rows = min32(a[i].rows, q->n_target - q->n_computed); /* it may have found more than when it was admitted */
+    }
+    return n;
 }
 
 static void take_edits(sched *s)
@@ -236,24 +303,25 @@ static void take_edits(sched *s)
     memcpy(plan_edits(p), edits, sizeof *edits * (size_t)p->n_edits);
     memcpy(plan_edit_slots(p), slots, sizeof *slots * (size_t)p->n_edit_slots);
     pool_req_edits_clear(s->table);
+    s->edit_slots = 0;
 }
 
+/* Generated rows, then prompt rows; of these the ones that go down the absorbed path first, since absorbed rows stand before all segments. */
 bool sched__plan(sched *s)
 {
     model_plan *p = s->plan;
-    int32_t budget = s->o.chunk_rows;
     model_plan_clear(p);
     p->step = s->launched + 1;
     step_of(s, p->step)->number = p->step;
     step_of(s, p->step)->n_entries = 0;
-    admit_newcomers(s, budget);
-    ltd_alloc_guard(true);
     plan_decodes(s);
-    plan_running_prompts(s, &budget, true);
+    int32_t n = deal_shares(s);
+    for (int32_t i = 0; i < n; i++)
+        if (s->shares[i].q->absorb) plan_prompt(s, s->shares[i].q, s->shares[i].rows);
     p->n_absorbed = p->n_rows;
-    plan_running_prompts(s, &budget, false);
+    for (int32_t i = 0; i < n; i++)
+        if (!s->shares[i].q->absorb) plan_prompt(s, s->shares[i].q, s->shares[i].rows);
     if (p->n_rows) take_edits(s);
-    ltd_alloc_guard(false);
     return p->n_rows > 0;
 }
 
@@ -263,13 +331,13 @@ bool sched__plan(sched *s)
 static void insert_prompt(sched *s, seq *q)
 {
     radix_key key = key_of(q, min32(q->n_computed, q->n_prompt));
-    int32_t from = q->path.n_tokens, n_dup = 0, *row = pool_req_row(s->table, q->req_row);
+    int32_t from = q->path.n_tokens, n_dup = 0, *tail = s->scratch, *dup = s->scratch + s->o.context_length;
     if (key.n_tokens <= from) return;
-    int32_t *tail = s->scratch, *dup = s->scratch + s->o.context_length;
-    memcpy(tail, row, sizeof *row * (size_t)key.n_tokens);
+    memcpy(tail + from, pool_req_row(s->table, q->req_row) + from, sizeof *tail * (size_t)(key.n_tokens - from));
     radix_insert(s->tree, &key, s->now_us, &q->path, tail, dup, &n_dup);
+    if (key.n_tokens == q->n_target) s->progress++; /* a whole prompt is there to be shared */
     if (!n_dup) return;
-    pool_req_set(s->table, q->req_row, from, tail + from, key.n_tokens - from);
+    set_row(s, q, from, tail + from, key.n_tokens - from);
     for (int32_t i = 0; i < n_dup; i++) {
         LTD_CHECK(s->n_dups < s->o.n_slots, "more duplicates than slots");
         s->dups[(s->dup_head + s->n_dups++) % s->o.n_slots] = (dup_slot){.slot = dup[i], .after = s->launched};

@@ -36,7 +36,6 @@ ltd_status sched_create(const sched_options *o, model *m, const tok *t, sched_ev
     s->t = t;
     s->fn = fn;
     s->user = user;
-    s->running_tail = &s->running;
     sched_model_limits(o, &s->limits);
     pthread_mutex_init(&s->box.lock, NULL);
     pthread_cond_init(&s->box.answered, NULL);
@@ -49,6 +48,7 @@ ltd_status sched_create(const sched_options *o, model *m, const tok *t, sched_ev
     s->box.next_id = 1;
     s->plan = model_plan_create(&s->limits);
     s->scratch = ltd_alloc(sizeof *s->scratch * 2 * (size_t)o->context_length);
+    s->shares = ltd_alloc(sizeof *s->shares * (size_t)o->max_running);
     s->dups = ltd_alloc(sizeof *s->dups * (size_t)o->n_slots);
     for (int i = 0; i < MODEL_STEPS_IN_FLIGHT; i++) s->steps[i].entries = ltd_calloc((size_t)o->max_running, sizeof(step_entry));
     ltd_status st = pool_slots_create(o->n_slots, &s->slots);
@@ -77,6 +77,8 @@ void sched_destroy(sched *s)
             sched__group_destroy(g);
         }
     for (int i = 0; i < MODEL_STEPS_IN_FLIGHT; i++) ltd_free(s->steps[i].entries);
+    ltd_free(s->shares);
+    ltd_free(s->timers);
     ltd_free(s->dups);
     ltd_free(s->scratch);
     ltd_free(s->plan);
@@ -225,7 +227,9 @@ ltd_status sched_debug(sched *s, sched_debug_op op, int64_t arg, ltd_buf *out)
     command c = {.kind = CMD_DEBUG, .op = op, .arg = arg, .text = out};
     pthread_mutex_lock(&s->box.lock);
     bool alone = !s->box.running;
-    if (!alone) {
+    if (!alone && s->box.ended)
+        c.result = LTD_STOPPING;
+    else if (!alone) {
         send(s, &c);
         while (!c.done) pthread_cond_wait(&s->box.answered, &s->box.lock);
     }
@@ -237,6 +241,21 @@ ltd_status sched_debug(sched *s, sched_debug_op op, int64_t arg, ltd_buf *out)
 }
 
 /* ---------------------------------------------------------------- one turn */
+
+void sched__guard(sched *s, bool on)
+{
+    if (s->guarded == on) return;
+    s->guarded = on;
+    ltd_alloc_guard(on);
+}
+
+void sched__post(sched *s, const sched_event *ev)
+{
+    bool guarded = s->guarded;
+    sched__guard(s, false); /* the server's messages are its own affair */
+    s->fn(s->user, ev);
+    sched__guard(s, guarded);
+}
 
 static void obey(sched *s, command *c)
 {
@@ -288,14 +307,12 @@ static void fault(sched *s)
     log_error("sched", "engine fault: running=%d; every request ends with an error", s->n_running);
     while (s->applied < s->launched) { /* their results mean nothing; the sequences are free of them */
         step *st = &s->steps[++s->applied % MODEL_STEPS_IN_FLIGHT];
-        for (int32_t i = 0; i < st->n_entries; i++) {
-            st->entries[i].q->in_flight--;
-            st->entries[i].q->poisoned = true;
-        }
+        for (int32_t i = 0; i < st->n_entries; i++) st->entries[i].q->in_flight--;
     }
     for (seq *q = s->running, *next; q; q = next) { /* those that had ended and waited for a step */
         next = q->next;
         group *g = q->g;
+        q->poisoned = true;
         if (q->finish == SCHED_RUNNING) continue;
         sched__seq_release(s, q);
         sched__group_reap(s, g);
@@ -304,14 +321,29 @@ static void fault(sched *s)
     sched__dups_give(s);
 }
 
-static void apply_oldest(sched *s)
+/* Waits for the oldest step in flight.  Its result is applied by the next turn, which has the time of then. */
+static void await(sched *s)
 {
-    model_result r;
-    ltd_status st = model_wait(s->m, &r);
-    if (st != LTD_OK || r.status != LTD_OK)
+    ltd_status st = model_wait(s->m, &s->due);
+    if (st != LTD_OK) s->due.status = LTD_DEVICE;
+    s->has_due = true;
+}
+
+/* Applies the oldest result if it is there. */
+static bool apply_one(sched *s)
+{
+    if (s->lost || s->applied == s->launched) return false;
+    if (!s->has_due && !model_done(s->m)) return false;
+    if (!s->has_due) await(s);
+    s->has_due = false;
+    if (s->due.status != LTD_OK) {
         fault(s);
-    else
-        sched__apply(s, &r);
+        return true;
+    }
+    sched__guard(s, true);
+    sched__apply(s, &s->due);
+    sched__guard(s, false);
+    return true;
 }
 
 static void after_step(sched *s)
@@ -323,11 +355,17 @@ static void after_step(sched *s)
 
 static bool launch_next(sched *s)
 {
-    if (!sched__plan(s)) return false;
-    ltd_status st = model_launch(s->m, s->plan);
-    LTD_CHECK(st == LTD_OK, "step=%lld: launch: %s", (long long)s->plan->step, ltd_status_name(st));
-    sched__launched(s);
-    return true;
+    sched__admit(s);
+    sched__guard(s, true);
+    ltd_status st = LTD_AGAIN;
+    if (sched__plan(s)) {
+        st = model_launch(s->m, s->plan);
+        LTD_CHECK(st == LTD_OK || st == LTD_DEVICE, "step=%lld: launch: %s", (long long)s->plan->step, ltd_status_name(st));
+        if (st == LTD_OK) sched__launched(s);
+    }
+    sched__guard(s, false);
+    if (st == LTD_DEVICE) fault(s);
+    return st != LTD_AGAIN;
 }
 
 ltd_status sched_step(sched *s, int64_t now_us, int64_t *wake_us)
@@ -340,29 +378,20 @@ ltd_status sched_step(sched *s, int64_t now_us, int64_t *wake_us)
         return LTD_DEVICE;
     }
     sched__expire(s);
-    while (s->applied < s->launched && model_done(s->m) && !s->lost) {
-        apply_oldest(s);
-        did = true;
-    }
-    if (s->sleep_until_us > now_us && !s->lost) {
-        *wake_us = s->sleep_until_us;
-        after_step(s);
-        return did ? LTD_OK : LTD_AGAIN;
-    }
-    int64_t most = s->o.overlap ? MODEL_STEPS_IN_FLIGHT : 1;
-    bool launched = !s->lost && s->launched - s->applied < most && launch_next(s);
-    if (!s->lost && s->launched > s->applied && (!launched || s->launched - s->applied == most)) {
-        apply_oldest(s);
+    while (apply_one(s)) did = true;
+    bool asleep = s->sleep_until_us > now_us;
+    if (!s->lost && !asleep && s->launched - s->applied < (s->o.overlap ? MODEL_STEPS_IN_FLIGHT : 1) && launch_next(s)) did = true;
+    if (!s->lost && !did && !asleep && s->launched > s->applied) {
+        await(s);
         did = true;
     }
     after_step(s);
     if (s->lost) return LTD_DEVICE;
-    if (did || launched) return LTD_OK;
-    *wake_us = s->next_deadline_us;
-    if (s->running || s->queue_head) { /* only a refused take leaves work behind */
-        int64_t soon = now_us + 1000;
-        if (!*wake_us || soon < *wake_us) *wake_us = soon;
-    }
+    if (did) return LTD_OK;
+    *wake_us = s->n_timers ? s->timers[0]->due_us : 0;
+    /* only sleep or a refused take leaves work behind */
+    int64_t soon = asleep ? s->sleep_until_us : s->running || s->queue_head ? now_us + 1000 : 0;
+    if (soon && (!*wake_us || soon < *wake_us)) *wake_us = soon;
     return LTD_AGAIN;
 }
 
@@ -392,6 +421,23 @@ static bool told_to_stop(sched *s)
     return stop;
 }
 
+/* Ends what is left; afterwards no command is taken any more. */
+static void wind_up(sched *s)
+{
+    for (bool ended = false; !ended;) {
+        take_commands(s);
+        sched__cancel_all(s, SCHED_ABORT);
+        while (!s->lost && s->applied < s->launched) {
+            if (!s->has_due) await(s);
+            apply_one(s);
+        }
+        publish(s);
+        pthread_mutex_lock(&s->box.lock);
+        ended = s->box.ended = !s->box.head;
+        pthread_mutex_unlock(&s->box.lock);
+    }
+}
+
 static void *engine_main(void *arg)
 {
     sched *s = arg;
@@ -400,10 +446,7 @@ static void *engine_main(void *arg)
         ltd_status st = sched_step(s, ltd_now_us(), &wake_us);
         stop = st == LTD_OK ? told_to_stop(s) : engine_wait(s, wake_us);
     }
-    take_commands(s);
-    sched__cancel_all(s, SCHED_ABORT);
-    while (!s->lost && s->applied < s->launched) apply_oldest(s);
-    publish(s);
+    wind_up(s);
     return NULL;
 }
 
@@ -430,7 +473,10 @@ void sched_stop(sched *s)
     s->box.stop = true;
     pthread_cond_signal(&s->box.arrived);
     pthread_mutex_unlock(&s->box.lock);
-    if (!running) return;
+    if (!running) { /* never started, or stopped before: the caller is the engine */
+        wind_up(s);
+        return;
+    }
     pthread_join(s->thread, NULL);
     pthread_mutex_lock(&s->box.lock);
     s->box.running = false;

@@ -65,7 +65,7 @@ static void post(sched *s, seq *q, size_t n)
     }
     ev.tokens = o->tokens;
     if (!n && !ev.n_tokens && q->finish == SCHED_RUNNING) return;
-    s->fn(s->user, &ev);
+    sched__post(s, &ev);
     o->n_held -= ev.n_tokens;
     if (o->n_held) memmove(o->held, o->held + ev.n_tokens, sizeof *o->held * (size_t)o->n_held);
     o->text_at += (int64_t)n;
@@ -117,15 +117,31 @@ static bool ends_by_id(const sched *s, const seq *q, int32_t id)
     return tok_get_info(s->t)->eos == id;
 }
 
-static void hold_token(seq *q, int32_t id, float logprob, const int32_t *top_ids, const float *top_logprobs)
+/* The buffer is sized for what is held and a token of ordinary length. */
+static void add_text(sched *s, seq *q, int32_t id)
+{
+    seq_output *o = &q->out;
+    const char *bytes;
+    size_t most = 3 * (tok_bytes(s->t, id, &bytes) + 4) + 1; /* every byte may become U+FFFD */
+    if (o->text.cap - o->text.len < most) {
+        sched__guard(s, false);
+        ltd_buf_reserve(&o->text, most);
+        sched__guard(s, true);
+    }
+    tok_stream_add(&o->stream, id, &o->text);
+}
+
+static void hold_token(sched *s, seq *q, int32_t id, float logprob, const int32_t *top_ids, const float *top_logprobs)
 {
     seq_output *o = &q->out;
     int32_t n = q->g->n_logprobs;
     if (n < 0) return;
     if (o->n_held == o->cap_held) { /* tokens of few bytes under a long stop string */
+        sched__guard(s, false);
         o->cap_held *= 2;
         o->held = ltd_realloc(o->held, sizeof *o->held * (size_t)o->cap_held);
         o->tokens = ltd_realloc(o->tokens, sizeof *o->tokens * (size_t)o->cap_held);
+        sched__guard(s, true);
     }
     held_token *h = &o->held[o->n_held++];
     h->id = id;
@@ -157,8 +173,8 @@ void sched__output_token(sched *s, seq *q, int32_t id, float logprob, const int3
         sched__seq_end(s, q, SCHED_STOP);
         return;
     }
-    tok_stream_add(&o->stream, id, &o->text);
-    hold_token(q, id, logprob, top_ids, top_logprobs);
+    add_text(s, q, id);
+    hold_token(s, q, id, logprob, top_ids, top_logprobs);
     if (q->g->n_stops && find_stop(q, &begin, &which)) {
         end_at_stop(s, q, begin, which);
         return;
@@ -200,6 +216,6 @@ void sched__output_scores(sched *s, seq *q, const model_result *r, int32_t first
         ev.n_top = q->g->n_prompt_logprobs;
         ev.pos0 = pos0 + done;
         ev.group_done = false;
-        s->fn(s->user, &ev);
+        sched__post(s, &ev);
     }
 }

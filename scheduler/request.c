@@ -42,6 +42,8 @@ static ltd_status check_request(const sched *s, const sched_request *r, ltd_err 
     if (r->n_prompts < 1 || r->n < 1 || r->max_tokens < 0 || r->n_stops < 0 || r->n_stops > SCHED_MAX_STOPS || r->n_stop_ids < 0 ||
         r->n_stop_ids > SCHED_MAX_STOP_IDS)
         return ltd_fail(err, LTD_INVALID, "a request of %d prompts, n %d, max_tokens %d, %d stops, %d stop ids", r->n_prompts, r->n, r->max_tokens, r->n_stops, r->n_stop_ids);
+    for (int32_t i = 0; i < r->n_stops; i++)
+        if (!r->stop_lens[i]) return ltd_fail(err, LTD_INVALID, "stop string %d is empty", i);
     for (int32_t i = 0; i < r->n_prompts; i++) {
         int32_t n = r->prompt_lens[i], room = r->max_tokens > 0 ? 1 : 0;
         if (n < 1) return ltd_fail(err, LTD_INVALID, "prompt %d is empty", i);
@@ -58,6 +60,7 @@ ltd_status sched__group_create(const sched *s, const sched_request *r, group **o
     ltd_status st = check_request(s, r, err);
     if (st != LTD_OK) return st;
     group *g = ltd_calloc(1, sizeof *g);
+    g->timer = -1;
     g->n = r->n;
     g->n_seqs = g->n_waiting = r->n_prompts * r->n;
     g->n_logprobs = r->n_logprobs;
@@ -68,7 +71,6 @@ ltd_status sched__group_create(const sched *s, const sched_request *r, group **o
     g->deadline_us = r->deadline_us;
     g->n_stops = r->n_stops;
     for (int32_t i = 0; i < r->n_stops; i++) {
-        LTD_CHECK(r->stop_lens[i] > 0, "an empty stop string");
         g->stops[i] = ltd_alloc(r->stop_lens[i]);
         memcpy(g->stops[i], r->stops[i], r->stop_lens[i]);
         g->stop_lens[i] = r->stop_lens[i];
@@ -106,17 +108,11 @@ group *sched__group_find(const sched *s, uint64_t id)
     return g;
 }
 
-static void note_deadline(sched *s, int64_t at_us)
-{
-    if (at_us && (!s->next_deadline_us || at_us < s->next_deadline_us)) s->next_deadline_us = at_us;
-}
-
 void sched__group_enqueue(sched *s, group *g)
 {
     g->submitted_us = s->now_us;
     g->expires_us = s->o.queue_timeout_us ? s->now_us + s->o.queue_timeout_us : 0;
-    note_deadline(s, g->deadline_us);
-    note_deadline(s, g->expires_us);
+    sched__timer_set(s, g);
     g->hash_next = s->buckets[g->id % GROUP_BUCKETS];
     s->buckets[g->id % GROUP_BUCKETS] = g;
     g->prev = s->queue_tail;
@@ -145,6 +141,7 @@ void sched__group_reap(sched *s, group *g)
     group **at = &s->buckets[g->id % GROUP_BUCKETS];
     while (*at != g) at = &(*at)->hash_next;
     *at = g->hash_next;
+    s->progress++; /* its memory may come back as another group: s->blocked must not mean that one */
     sched__group_destroy(g);
 }
 
@@ -158,12 +155,11 @@ int32_t sched__seq_future(const sched *s, const seq *q)
 
 static void leave_running(sched *s, seq *q)
 {
-    seq **at = &s->running;
-    while (*at != q) at = &(*at)->next;
-    *at = q->next;
-    if (s->running_tail == &q->next) s->running_tail = at;
-    q->next = NULL;
+    *(q->prev ? &q->prev->next : &s->running) = q->next;
+    *(q->next ? &q->next->prev : &s->running_last) = q->prev;
+    q->prev = q->next = NULL;
     s->n_running--;
+    s->progress++;
 }
 
 /* The slots of an ended sequence.  With m = positions whose KV is computed and whose token is part of the sequence:
@@ -206,6 +202,7 @@ void sched__seq_end(sched *s, seq *q, sched_finish why)
     s->counts.finished[why]++;
     if (q->req_row >= 0) s->reserved -= sched__seq_future(s, q);
     sched__output_end(s, q);
+    if (q->g->n_ended == q->g->n_seqs) sched__timer_set(s, q->g);
 }
 
 /* Ends every sequence of the group that has not ended.  Waiting ones are released at once; g may be gone afterwards. */
@@ -236,20 +233,10 @@ void sched__cancel_all(sched *s, sched_finish why)
 
 void sched__expire(sched *s)
 {
-    if (!s->next_deadline_us || s->now_us < s->next_deadline_us) return;
-    s->next_deadline_us = 0;
-    for (int32_t b = 0; b < GROUP_BUCKETS; b++)
-        for (group *g = s->buckets[b], *next; g; g = next) {
-            next = g->hash_next;
-            bool late = g->deadline_us && s->now_us >= g->deadline_us, stale = g->expires_us && g->n_waiting == g->n_seqs && s->now_us >= g->expires_us;
-            if (late || stale) {
-                log_info("sched", "id=%s group=%llu expired=%s waited_ms=%lld", g->label, (unsigned long long)g->id, late ? "deadline" : "queue",
-                         (long long)(s->now_us - g->submitted_us) / 1000);
-                sched__group_cancel(s, g, SCHED_ABORT);
-                continue;
-            }
-            if (g->n_ended == g->n_seqs) continue;
-            note_deadline(s, g->deadline_us);
-            if (g->n_waiting == g->n_seqs) note_deadline(s, g->expires_us);
-        }
+    while (s->n_timers && s->timers[0]->due_us <= s->now_us) {
+        group *g = s->timers[0];
+        log_info("sched", "id=%s group=%llu expired=%s waited_ms=%lld", g->label, (unsigned long long)g->id,
+                 g->deadline_us && g->deadline_us <= s->now_us ? "deadline" : "queue", (long long)(s->now_us - g->submitted_us) / 1000);
+        sched__group_cancel(s, g, SCHED_ABORT); /* all its sequences have ended: no timer any more */
+    }
 }

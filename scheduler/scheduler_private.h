@@ -1,12 +1,13 @@
 /* scheduler_private.h - groups, sequences, steps in flight: what the files of scheduler/ share.
  *
- *   submit ──> queue (groups, in order) ──> running sequences ──> ended ──> released
- *                                            │ a row of the request table, slots, a lock on the tree
+ *   submit ──> queue (groups, in order) ──> admitted ──> begun: prompt rows, then generated rows ──> ended ──> released
+ *                                              │ a row of the request table, a lock on the tree, room reserved for all that it may need
  *
  * A sequence's positions, left to right:
  *     [0, path.n_tokens)            slots of the tree, under the sequence's lock
  *     [path.n_tokens, n_slots)      slots of its own (its private tail)
  *     [0, n_computed)               positions whose row has been launched: n_computed == n_slots between steps
+ *                                   (until it begins: what it matched; the row of the table is not written yet)
  *     [0, n_tokens)                 tokens that the host knows; with a step in flight one more may be on the device only
  * Everything here belongs to the engine's thread, but for struct mailbox. */
 #ifndef LTD_SCHEDULER_PRIVATE_H
@@ -46,7 +47,7 @@ struct seq {
     group *g;
     int32_t index;          /* prompt * n + choice */
     int32_t choice;
-    seq *next;              /* the running list, in order of admission */
+    seq *prev, *next;       /* the running list, in order of admission */
     int32_t *tokens;        /* prompt, then output; room for n_prompt + max_out */
     int32_t n_prompt, n_tokens;
     int32_t max_out;        /* max_tokens, cut to the context and the pool */
@@ -58,8 +59,9 @@ struct seq {
     int32_t n_slots;        /* positions that have a slot in the row */
     int32_t n_computed;     /* positions launched */
     int32_t n_drawn;        /* output tokens launched: n_prompt + n_drawn is the first position without a token */
-    int32_t n_cached;       /* matched at admission */
+    int32_t n_cached;       /* matched when it began */
     int32_t in_flight;      /* launched steps that name it and are not applied */
+    bool begun;             /* it has had its first row */
     bool absorb;            /* its prompt rows go down the absorbed path (--absorb-extend) */
     bool poisoned;          /* no finite logit: its rows must not be found by others */
     radix_path path;
@@ -74,6 +76,8 @@ struct group {
     group *hash_next;
     group *prev, *next;     /* the queue, while some sequence waits */
     bool queued;
+    int32_t timer;          /* place in sched.timers, -1 = none */
+    int64_t due_us;
     int32_t n_seqs, n, n_waiting, n_ended, n_released;
     seq *seqs;              /* those not admitted yet: seqs[n_seqs - n_waiting ..] */
     int64_t submitted_us, deadline_us, expires_us; /* expires: --queue-timeout; 0 = none */
@@ -103,6 +107,9 @@ typedef struct step {
     int32_t n_entries;
 } step;
 
+/* A prompt's share of a step. */
+typedef struct prompt_share { seq *q; int32_t want, rows, order; } prompt_share;
+
 /* A duplicate slot: given back once every step launched before its row was rewritten is applied. */
 typedef struct dup_slot { int32_t slot; int64_t after; } dup_slot;
 
@@ -130,6 +137,7 @@ typedef struct mailbox {
     int32_t n_waiting;      /* groups with a sequence that waits */
     bool draining, stop, faulted;
     bool running;           /* the engine thread exists */
+    bool ended;             /* and takes no more commands */
     sched_stats stats;      /* published after each step */
 } mailbox;
 
@@ -152,13 +160,20 @@ struct sched {
 
     group *queue_head, *queue_tail;
     group *buckets[GROUP_BUCKETS];
-    seq *running, **running_tail;
+    seq *running, *running_last;
     int32_t n_running;
+    prompt_share *shares;   /* [max_running] */
     int64_t reserved;       /* slots that running sequences may still take */
-    int64_t next_deadline_us; /* no deadline is earlier; 0 = none */
+    int32_t edit_slots;     /* noted in the table since the last plan */
+    const seq *blocked;     /* the head of the queue that found no room, */
+    int64_t progress, blocked_at; /* and when: it is tried again after something has changed */
+    group **timers;         /* a heap by due_us */
+    int32_t n_timers, cap_timers;
 
     step steps[MODEL_STEPS_IN_FLIGHT];
     int64_t launched, applied;
+    model_result due;       /* waited for, not applied yet */
+    bool has_due, guarded;
     dup_slot *dups;         /* a ring of n_slots, oldest first */
     int32_t dup_head, n_dups;
 
@@ -189,10 +204,14 @@ void sched__group_reap(sched *s, group *g);
 /* policy.c: the next sequence to admit, or NULL. */
 seq *sched__policy_next(sched *s);
 
+/* policy.c: a heap of times.  (Re)sets the group's timer from its deadline and --queue-timeout. */
+void sched__timer_set(sched *s, group *g);
+
 /* batch.c */
 bool sched__plan(sched *s);       /* fills s->plan; false: nothing to run */
 void sched__launched(sched *s);   /* after a successful launch: what was computed goes into the tree */
 void sched__apply(sched *s, const model_result *r);
+void sched__admit(sched *s);      /* from the queue, as long as there is room */
 void sched__dups_give(sched *s);  /* gives back the duplicates that no step in flight names */
 
 /* output.c */
@@ -205,6 +224,9 @@ void sched__output_end(sched *s, seq *q);
 void sched__output_scores(sched *s, seq *q, const model_result *r, int32_t first_sample, int32_t n, int32_t pos0);
 
 /* engine.c */
+void sched__post(sched *s, const sched_event *ev);
+/* No allocation between a step's plan and its events, but in the callback. */
+void sched__guard(sched *s, bool on);
 ltd_status sched__check(sched *s, ltd_err *err);
 
 #endif
