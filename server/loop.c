@@ -282,6 +282,7 @@ static void on_drained_too_long(uv_timer_t *t)
 
 static void begin_drain(srv *s)
 {
+    MHD_run(s->mhd); /* whoever has connected is accepted, and answered instead of reset */
     s->phase = SRV_DRAINING;
     MHD_socket fd = MHD_quiesce_daemon(s->mhd);
     if (fd != MHD_INVALID_SOCKET) close(fd);

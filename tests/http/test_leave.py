@@ -43,7 +43,7 @@ def test_d14_in_prefill(long_chain, stream):
 @pytest.mark.parametrize("stream", [False, True])
 def test_d14_in_the_queue(long_chain, stream):
     d = long_chain
-    held = [d.open_completion(prompt="a", max_tokens=100000, stream=True) for _ in range(4)]
+    held = [d.open_completion(prompt="a", max_tokens=20000, stream=True) for _ in range(4)]
     wait_for(lambda: d.stats()["running"] == 4, what="four running")
     s = d.open_completion(prompt="a", max_tokens=100, stream=stream)
     wait_for(lambda: d.stats()["waiting"] == 1, what="one waiting")

@@ -47,6 +47,7 @@ def test_d39_the_shutdown_timeout_cuts_off(start):
     d = start("chain", "--shutdown-timeout", "1", "--max-total-tokens", "140000", context=131072)
     s = d.open_completion(prompt="a", max_tokens=100000, stream=True)
     whole = d.open_completion(prompt="a", max_tokens=100000)
+    wait_for(lambda: d.stats()["running"] == 2, what="two running")
     got = []
     reader = threading.Thread(target=lambda: [got.append(part) for part in iter(lambda: s.recv(65536), b"")])
     reader.start()
@@ -64,6 +65,7 @@ def test_d39_a_second_signal_ends_it_at_once(start):
     s.recv(10)
     d.process.send_signal(signal.SIGTERM)
     wait_for(lambda: any("event=signal" in line for line in d.log), what="signal seen")
+    assert d.process.poll() is None
     code, took = d.stop(signal.SIGINT)
     assert code == 0 and took < 1 * SLOW
     s.close()
