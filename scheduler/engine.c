@@ -135,8 +135,10 @@ void sched_cancel(sched *s, uint64_t id, sched_cancel_reason why)
     c->id = id;
     c->why = why;
     pthread_mutex_lock(&s->box.lock);
-    send(s, c);
+    bool late = s->box.ended; /* everything has been cancelled */
+    if (!late) send(s, c);
     pthread_mutex_unlock(&s->box.lock);
+    if (late) ltd_free(c);
 }
 
 /* ---------------------------------------------------------------- checks and debugging */
