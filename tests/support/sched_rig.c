@@ -297,11 +297,9 @@ static bool stopped_by_id(const rig *g, const sched_request *r, int32_t id)
     return !r->ignore_eos && id == model_get_info(g->m)->eos[0];
 }
 
-/* The seed of a choice is the scheduler's own affair; a test that samples passes n = 1 and learns it from the plan. */
-void rig_expected(rig *g, const sched_request *r, int32_t prompt, int32_t choice, rig_expect *e)
+void rig_expected(rig *g, const sched_request *r, int32_t prompt, rig_expect *e)
 {
     int32_t n = r->prompt_lens[prompt], max = r->max_tokens;
-    (void)choice;
     memset(e, 0, sizeof *e);
     if (max > g->o.context_length - n) max = g->o.context_length - n;
     if (max > g->o.n_slots - n + 1) max = g->o.n_slots - n + 1;

@@ -62,13 +62,13 @@ void rig_idle(rig *g);       /* nothing runs or waits, nothing is locked, free +
 void rig_wait(rig *g, int64_t n_done); /* with the thread: until so many groups have ended */
 void rig_text(rig *g, uint64_t group, int32_t seq, const char *text, sched_finish finish); /* asserts */
 
-/* What a request must give: tokens of the fake's function, then the stop rules, one token at a time. */
+/* What a greedy request must give for one of its prompts: tokens of the fake's function, then the stop rules, one token at a time. */
 typedef struct rig_expect {
     int32_t ids[4096];
     int32_t n; /* completion_tokens */
     ltd_buf text;
     sched_finish finish;
 } rig_expect;
-void rig_expected(rig *g, const sched_request *r, int32_t prompt, int32_t choice, rig_expect *e); /* e->text: ltd_buf_deinit */
+void rig_expected(rig *g, const sched_request *r, int32_t prompt, rig_expect *e); /* e->text: ltd_buf_deinit */
 
 #endif
