@@ -133,10 +133,10 @@ typedef enum sched_debug_op {
     SCHED_DEBUG_CHECK,      /* all _check functions and the slot count */
     SCHED_DEBUG_DUMP,       /* the tree */
     SCHED_DEBUG_FLUSH,      /* evict everything unlocked */
-    SCHED_DEBUG_SLEEP,      /* the engine does nothing for arg milliseconds */
+    SCHED_DEBUG_SLEEP,      /* the engine plans nothing for arg milliseconds, but takes commands; answered as it begins */
     SCHED_DEBUG_FAIL_TAKE,  /* the arg-th pool_slots_take fails */
 } sched_debug_op;
-/* [any but the engine] Runs on the engine thread between steps, waits for it, appends text to out. */
+/* [any but the engine] Runs on the engine thread between steps, waits for it, appends text to out.  LTD_STOPPING while the engine is ending. */
 ltd_status sched_debug(sched *s, sched_debug_op op, int64_t arg, ltd_buf *out);
 
 /* ---------------------------------------------------------------- the engine */
@@ -147,7 +147,7 @@ ltd_status sched_step(sched *s, int64_t now_us, int64_t *wake_us);
 
 ltd_status sched_start(sched *s);      /* starts the engine thread */
 void sched_drain(sched *s);            /* [any] takes no more groups (LTD_STOPPING); what is queued and running goes on */
-void sched_stop(sched *s);             /* cancels what is left (SCHED_CANCEL_SHUTDOWN), joins the thread */
+void sched_stop(sched *s);             /* cancels what is left (SCHED_CANCEL_SHUTDOWN), waits for what is in flight, joins the thread if there is one */
 
 #ifdef __cplusplus
 }
