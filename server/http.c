@@ -14,6 +14,7 @@
 
 enum {
     USER_TIMEOUT_MS = 30000,
+    LEFT_MS = 400,
     BODY_BYTES_PER_MS = 1,      /* a body that comes slower than 1 KB/s after --header-timeout is cut off */
     BUFFERED_ANSWER = 64 << 10, /* answers up to here are made whole and have a Content-Length */
     OUT_KEPT = 256 << 10,
@@ -26,12 +27,20 @@ static void conn_free(uv_handle_t *h)
     ltd_free(h->data);
 }
 
+/* libmicrohttpd (0.9.75, edge-triggered) does not see an end that came together with data: what it still has
+ * to do for a client that left gets a moment, then the tick closes the connection. */
+static void linger(srv_conn *conn)
+{
+    conn->deadline_ms = (int64_t)uv_now(&conn->s->loop) + LEFT_MS;
+}
+
 static void on_conn_poll(uv_poll_t *p, int status, int events)
 {
     srv_conn *conn = p->data;
     if (status >= 0 && !(events & UV_DISCONNECT)) return;
     uv_poll_stop(p); /* level-triggered: once is enough */
     conn->left = true;
+    linger(conn);
     if (conn->req) srv__req_leave(conn->req);
 }
 
@@ -110,7 +119,7 @@ void *srv__http_uri(void *cls, const char *uri, struct MHD_Connection *c)
     srv *s = cls;
     srv_conn *conn = conn_of(c);
     (void)uri;
-    if (conn && s->o->header_timeout_s)
+    if (conn && s->o->header_timeout_s && !conn->left)
         conn->deadline_ms = (int64_t)uv_now(&s->loop) + s->o->header_timeout_s * 1000;
     return NULL;
 }
@@ -368,7 +377,7 @@ static enum MHD_Result begin(srv_req *req, const char *url, const char *method, 
     head h = {.length = -1};
     MHD_get_connection_values(req->mhd, MHD_HEADER_KIND, see_header, &h);
     take_label(req, h.id);
-    if (s->o->header_timeout_s)
+    if (s->o->header_timeout_s && !req->conn->left)
         req->conn->deadline_ms = (int64_t)uv_now(&s->loop) + s->o->header_timeout_s * 1000;
     MHD_set_connection_option(req->mhd, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)s->o->write_timeout_s);
     if (req->conn->over_limit)
@@ -401,7 +410,7 @@ static void extend_deadline(srv_req *req, int64_t bytes)
 {
     int64_t *at = &req->conn->deadline_ms,
             most = (int64_t)uv_now(&req->s->loop) + req->s->o->header_timeout_s * 1000;
-    if (!*at) return;
+    if (!*at || req->conn->left) return;
     *at += bytes / BODY_BYTES_PER_MS;
     if (*at > most) *at = most;
 }
@@ -464,7 +473,7 @@ static void dispatch(srv_req *req)
 {
     req->counted = true;
     req->s->n_active++;
-    req->conn->deadline_ms = 0;
+    if (!req->conn->left) req->conn->deadline_ms = 0;
     if (req->route && !req->drop_body)
         req->route->fn(req);
     else
@@ -555,6 +564,7 @@ void srv__http_completed(void *cls, struct MHD_Connection *c, void **con_cls,
     int64_t wait_s =
         s->o->idle_timeout_s && s->o->header_timeout_s ? s->o->idle_timeout_s + s->o->header_timeout_s : 0;
     req->conn->deadline_ms = wait_s ? (int64_t)uv_now(&s->loop) + wait_s * 1000 : 0;
+    if (req->conn->left) linger(req->conn);
     if (code == MHD_REQUEST_TERMINATED_COMPLETED_OK)
         MHD_set_connection_option(c, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)s->o->idle_timeout_s);
     release_body(req);

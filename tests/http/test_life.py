@@ -47,7 +47,7 @@ def test_d39_the_shutdown_timeout_cuts_off(start):
     d = start("chain", "--shutdown-timeout", "1", "--max-total-tokens", "140000", context=131072)
     s = d.open_completion(prompt="a", max_tokens=100000, stream=True)
     whole = d.open_completion(prompt="a", max_tokens=100000)
-    wait_for(lambda: d.stats()["running"] == 2, what="two running")
+    wait_for(lambda: (lambda x: x["running"] + x["waiting"] == 2)(d.stats()), what="both with the engine")
     got = []
     reader = threading.Thread(target=lambda: [got.append(part) for part in iter(lambda: s.recv(65536), b"")])
     reader.start()
@@ -129,10 +129,10 @@ def test_d39_d40_while_loading(start, sig):
 
 def test_d40_serving_begins_when_loading_ends(start):
     d = start("chain", fake=True, wait="listening", env={"FAKE_OPEN_MS": "700"})
-    seen = set()
+    seen = []
     while d.get("/ready")[0] != 200:
-        seen.add(d.post("/v1/completions", {"prompt": "A", "max_tokens": 1})[0])
-    assert seen == {503}
+        seen.append(d.post("/v1/completions", {"prompt": "A", "max_tokens": 1})[0])
+    assert seen[0] == 503 and set(seen[:-1]) == {503}, seen
     assert d.text("A", max_tokens=3) == "BCD"
 
 
