@@ -34,10 +34,12 @@ static pid_t start(const char *binary, int *port)
     LTD_CHECK(pipe(out) == 0, "pipe");
     pid_t pid = fork();
     if (pid == 0) {
+        setenv("FAKE_STEP_US", "20000", 1); /* 50 frames a second and stream */
+        setenv("FAKE_NO_CHECKS", "1", 1);
         dup2(out[1], 2);
         close(out[0]);
         execl(binary, binary, "--model", folder, "--port", "0", "--max-running-requests", "1024",
-              "--max-queued-requests", "2000", (char *)NULL);
+              "--max-queued-requests", "2000", "--max-total-tokens", "4200000", (char *)NULL);
         _exit(127);
     }
     close(out[1]);
@@ -220,6 +222,8 @@ int main(int argc, char **argv)
         printf("skipped: there is no %s (make %s)\n", binary, binary);
         return 0;
     }
+    struct rlimit l = {4096, 4096};
+    setrlimit(RLIMIT_NOFILE, &l);
     LTD_CHECK(mkdtemp(folder), "%s", folder);
     support_write_chain(folder, NULL, NULL, 0);
     support_write_byte_tokenizer(folder, NULL);
