@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import threading
 import time
 
 import pytest
@@ -197,6 +198,40 @@ def test_a_body_of_the_size_limit_and_one_more(start):
 
 # ---------------------------------------------------------------- D05
 
+class Gaps:
+    """A stream beside the test, and the longest time between two of its frames."""
+
+    def __init__(self, d):
+        self.socket = d.open_completion(prompt="a", max_tokens=CONTEXT - 1, stream=True)
+        self.socket.recv(1000)
+        self.gaps, self.thread = [], threading.Thread(target=self.read)
+
+    def read(self):
+        last = time.monotonic()
+        try:
+            while self.socket.recv(65536):
+                now = time.monotonic()
+                self.gaps.append(now - last)
+                last = now
+        except OSError:
+            pass
+
+    def longest(self, wait):
+        time.sleep(wait)
+        gaps, self.gaps = self.gaps, []
+        assert gaps, "no frame in this time: nothing was measured"
+        return max(gaps)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
+        self.socket.close()
+
+
 def test_d05_encoding_is_near_linear_and_does_not_block_the_loop(start):
     merges, vocab = [], {}
     for i in range(6):
@@ -204,35 +239,17 @@ def test_d05_encoding_is_near_linear_and_does_not_block_the_loop(start):
         merges.append(f"{half} {half}")
         vocab[2 * half] = 260 + i
     d = start("chain", merges=tuple(merges), vocab=tuple(vocab.items()))
-    c = d.connect()
-    c.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 3000, "temperature": 0, "stream": True}), {"Content-Type": "application/json"})
-    r = c.getresponse()
-    gaps, state = [], {"on": True}
-
-    def read():
-        last = time.monotonic()
-        while state["on"]:
-            line = r.readline()
-            if not line or b"[DONE]" in line:
-                return
-            if line.startswith(b"data"):
-                now = time.monotonic()
-                gaps.append(now - last)
-                last = now
-
-    import threading
-    t = threading.Thread(target=read)
-    t.start()
-    time.sleep(0.5)
-    start_at = time.monotonic()
-    error, _ = refused(d, {"prompt": "a" * (1 << 20)}, "prompt")
-    took = time.monotonic() - start_at
-    state["on"] = False
-    t.join()
-    c.close()
     from client import SLOW
-    assert took < 2 * SLOW and str(CONTEXT) in error["message"]
-    assert gaps and max(gaps[1:]) < 0.35 * SLOW, sorted(gaps)[-5:]
+    took, grown = [], []
+    for _ in range(3):  # the best of three: the machine has other things to do as well
+        with Gaps(d) as gaps:
+            quiet = gaps.longest(0.1)
+            at = time.monotonic()
+            error, _ = refused(d, {"prompt": "a" * (1 << 20)}, "prompt")
+            took.append(time.monotonic() - at)
+            grown.append(gaps.longest(0.02) - quiet)
+        assert str(CONTEXT) in error["message"]
+    assert min(took) < 2 * SLOW and min(grown) < 0.1 * SLOW, (took, grown)
 
     def seconds(n):
         best = 9e9
