@@ -4,6 +4,7 @@
 # STAGES chooses: STAGES="c http" scripts/check.sh build/release
 set -uo pipefail
 cd "$(dirname "$0")/.."
+unset MAKEFLAGS MFLAGS MAKELEVEL # the stages below are builds of their own, not parts of the caller's
 build=$1
 root=build
 stages=${STAGES:-c asan tsan http}
