@@ -245,6 +245,12 @@ static void close_handle(uv_handle_t *h, void *arg)
     if (!uv_is_closing(h)) uv_close(h, NULL);
 }
 
+static void leave_now(int number)
+{
+    (void)number;
+    _exit(0);
+}
+
 /* Everything that is still there goes.  Nothing of libmicrohttpd may be suspended when it stops. */
 static void finish(srv *s)
 {
@@ -260,6 +266,10 @@ static void finish(srv *s)
     LTD_CHECK(s->n_suspended == 0, "%d requests suspended at the end", s->n_suspended);
     uv_poll_stop(&s->mhd_poll);
     MHD_stop_daemon(mhd);
+    uv_signal_stop(&s->sigterm);
+    uv_signal_stop(&s->sigint);
+    signal(SIGTERM, leave_now); /* libuv puts the default back; joining the engine may take a step */
+    signal(SIGINT, leave_now);
     if (s->sched) sched_stop(s->sched);
     uv_walk(&s->loop, close_handle, NULL);
 }

@@ -18,6 +18,7 @@ SANITIZED = bool(os.environ.get("LATENTD_SANITIZED"))  # the binaries are slow: 
 SLOW = 6 if SANITIZED else 1
 # The daemon refuses LATENTD_ names that are no options; ours are for the tests.
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("LATENTD_")}
+ENV.setdefault("TSAN_OPTIONS", "report_thread_leaks=0")  # a second signal ends the process without joining anybody
 
 
 def wait_for(condition, seconds=10, every=0.02, what="condition"):

@@ -204,7 +204,7 @@ def test_d16_connections_opened_and_aborted_at_random(checkpoints, flavour):
     binary = client.FAKE if flavour == "release" else os.environ.get(f"LATENTD_FAKE_{flavour.upper()}")
     if not binary:
         pytest.skip(f"LATENTD_FAKE_{flavour.upper()} names no daemon of that flavour")
-    d = client.Daemon(checkpoints("chain"), "--max-running-requests", "64", binary=binary, env={"TSAN_OPTIONS": "second_deadlock_stack=1", "ASAN_OPTIONS": "detect_leaks=1"})
+    d = client.Daemon(checkpoints("chain"), "--max-running-requests", "64", binary=binary, env={"TSAN_OPTIONS": "second_deadlock_stack=1 report_thread_leaks=0", "ASAN_OPTIONS": "detect_leaks=1"})
     n = storm(d, 60 if SOAK else 10)
     assert n > 100
     d.wait_idle(20)
