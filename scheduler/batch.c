@@ -292,6 +292,14 @@ static int32_t deal_shares(sched *s)
     return n;
 }
 
+/* Nothing is launched: the edits wait.  Those of rows given back since they were noted are gone, and no longer take room in the next plan. */
+static void recount_edits(sched *s)
+{
+    const pool_req_edit *edits;
+    const int32_t *slots;
+    if (s->edit_slots) pool_req_edits(s->table, &edits, &slots, &s->edit_slots);
+}
+
 static void take_edits(sched *s)
 {
     const pool_req_edit *edits;
@@ -321,7 +329,10 @@ bool sched__plan(sched *s)
     p->n_absorbed = p->n_rows;
     for (int32_t i = 0; i < n; i++)
         if (!s->shares[i].q->absorb) plan_prompt(s, s->shares[i].q, s->shares[i].rows);
-    if (p->n_rows) take_edits(s);
+    if (p->n_rows)
+        take_edits(s);
+    else
+        recount_edits(s);
     return p->n_rows > 0;
 }
 
@@ -357,6 +368,14 @@ void sched__launched(sched *s)
 
 /* ---------------------------------------------------------------- results */
 
+/* The first of its samples that had no finite logit, scored or drawn; n_samples: none. */
+static int32_t first_bad(const step_entry *e, const model_result *r)
+{
+    int32_t i = 0;
+    while (i < e->n_samples && r->tokens[e->first_sample + i] >= 0) i++;
+    return i;
+}
+
 static void apply_entry(sched *s, const step_entry *e, const model_result *r)
 {
     seq *q = e->q;
@@ -365,16 +384,17 @@ static void apply_entry(sched *s, const step_entry *e, const model_result *r)
         s->counts.wasted_rows += e->n_rows;
         return;
     }
-    int32_t n_scores = e->n_samples - (e->draws ? 1 : 0), at = e->first_sample + n_scores;
+    int32_t n_scores = e->n_samples - (e->draws ? 1 : 0), at = e->first_sample + n_scores, bad = first_bad(e, r);
+    if (bad < e->n_samples) {
+        log_error("sched", "id=%s group=%llu seq=%d position=%d: no finite logit; the sequence ends", q->g->label, (unsigned long long)q->g->id, q->index,
+                  bad < n_scores ? e->score_pos + bad : q->n_tokens);
+        q->poisoned = true;
+        sched__seq_end(s, q, SCHED_ERROR);
+        return;
+    }
     if (n_scores) sched__output_scores(s, q, r, e->first_sample, n_scores, e->score_pos);
     if (!e->draws) {
         if (q->max_out == 0 && !in_prefill(q) && q->in_flight == 0) sched__seq_end(s, q, SCHED_LENGTH);
-        return;
-    }
-    if (r->tokens[at] < 0) {
-        log_error("sched", "id=%s group=%llu seq=%d position=%d: no finite logit; the sequence ends", q->g->label, (unsigned long long)q->g->id, q->index, q->n_tokens);
-        q->poisoned = true;
-        sched__seq_end(s, q, SCHED_ERROR);
         return;
     }
     q->tokens[q->n_tokens++] = r->tokens[at];

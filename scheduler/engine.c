@@ -290,8 +290,9 @@ static bool take_commands(sched *s)
     command *c = s->box.head;
     s->box.head = NULL;
     s->box.tail = &s->box.head;
-    pthread_mutex_unlock(&s->box.lock);
     bool any = c != NULL;
+    if (any) s->box.stats.idle = false; /* until it is known what came of them */
+    pthread_mutex_unlock(&s->box.lock);
     for (command *next; c; c = next) {
         next = c->next;
         obey(s, c);

@@ -93,9 +93,10 @@ static int32_t chain_next(const fake_config *c, int32_t token)
 
 static int32_t draw(const fake_config *c, uint64_t state, int32_t last, const kern_sample_params *p)
 {
+    bool finite = c->rule == FAKE_CHAIN ? chain_next(c, last) >= 0 : last >= 0 && (!c->nan_token || last != c->nan_token);
+    if (!finite) return -1; /* also where a target is scored */
     if (p->target >= 0) return p->target;
     if (c->rule == FAKE_CHAIN) return chain_next(c, last);
-    if (last < 0 || (c->nan_token && last == c->nan_token)) return -1;
     uint64_t x = mix(state);
     if (p->temperature > 0) x = mix(x ^ p->seed ^ (uint64_t)(uint32_t)p->position << 40);
     return (int32_t)(x % (uint64_t)c->vocab);

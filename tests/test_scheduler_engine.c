@@ -1,0 +1,121 @@
+/* test_scheduler_engine - turns of the engine at its edges: plans that never get slots, scored rows without a finite logit, what other threads see
+ * while a command is on its way, requests whose end meets a step in flight. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "scheduler/scheduler_private.h"
+#include "tests/support/sched_rig.h"
+
+static uint64_t ask_ids(rig *g, const int32_t *ids, int32_t n, int32_t max_tokens)
+{
+    sched_request r = rig_request(&ids, &n, max_tokens);
+    return rig_submit(g, &r);
+}
+
+/* Takes are refused while a request begins with a long hit and is cancelled, again and again: the edits that they leave behind must not keep the next
+ * ones out for ever. */
+static void edits_of_the_dead_take_no_room(void **state)
+{
+    (void)state;
+    enum { N = 200, TIMES = 40 };
+    int32_t ids[N];
+    for (int32_t i = 0; i < N; i++) ids[i] = i % 250;
+    sched_options o = rig_options();
+    o.max_running = 2;
+    o.chunk_rows = 4;
+    rig g;
+    rig_open(&g, &(fake_config){.context_length = 256}, &o);
+    ask_ids(&g, ids, N, 3);
+    rig_run(&g);
+    pool_slots_fail_take(g.s->slots, 1, true);
+    for (int k = 0; k < TIMES; k++) {
+        uint64_t id = ask_ids(&g, ids, N, 3);
+        rig_step(&g);
+        rig_step(&g);
+        sched_cancel(g.s, id, SCHED_CANCEL_CLIENT);
+        rig_step(&g);
+        assert_true(rig_ended(&g, id));
+    }
+    pool_slots_fail_take(g.s->slots, 0, false);
+    uint64_t last = ask_ids(&g, ids, N, 3);
+    for (int k = 0; k < 100 && !rig_ended(&g, last); k++) rig_step(&g);
+    assert_true(rig_ended(&g, last));
+    assert_int_equal(rig_of(&g, last, 0)->last.cached_tokens, N - 1);
+    rig_run(&g);
+    rig_idle(&g);
+    rig_close(&g);
+}
+
+/* A score of a row without a finite logit is none: the sequence ends with an error, whether it would draw or not. */
+static void a_scored_row_without_a_finite_logit_is_an_error(void **state)
+{
+    (void)state;
+    int32_t ids[40], n = 40;
+    const int32_t *p = ids;
+    for (int32_t chunk = 1; chunk <= 64; chunk *= 4)
+        for (int32_t max_tokens = 0; max_tokens < 2; max_tokens++) {
+            for (int32_t i = 0; i < n; i++) ids[i] = i + 1;
+            rig g;
+            sched_options o = rig_options();
+            o.chunk_rows = chunk;
+            rig_open(&g, &(fake_config){.nan_token = 20}, &o);
+            sched_request r = rig_request(&p, &n, max_tokens);
+            r.n_prompt_logprobs = 1;
+            uint64_t bad = rig_submit(&g, &r);
+            ids[19] = 99;
+            uint64_t good = rig_submit(&g, &r);
+            rig_run(&g);
+            assert_int_equal(rig_of(&g, bad, 0)->last.finish, SCHED_ERROR);
+            assert_true(rig_of(&g, bad, 0)->n_scores < 20);
+            assert_int_equal(rig_of(&g, good, 0)->last.finish, SCHED_LENGTH);
+            assert_int_equal(rig_of(&g, good, 0)->n_scores, n - 1);
+            rig_idle(&g);
+            rig_close(&g);
+        }
+}
+
+static void not_idle(void *user, const model_plan *p)
+{
+    rig *g = user;
+    sched_stats st;
+    (void)p;
+    sched_get_stats(g->s, &st);
+    assert_false(st.idle);
+}
+
+/* idle is false from the submit on, also while the engine has taken the command and not yet told what came of it. */
+static void a_taken_command_is_not_idleness(void **state)
+{
+    (void)state;
+    rig g;
+    sched_stats st;
+    rig_open(&g, NULL, NULL);
+    rig_step(&g);
+    sched_get_stats(g.s, &st);
+    assert_true(st.idle);
+    fake_model_on_plan(g.m, not_idle, &g);
+    for (int k = 0; k < 3; k++) {
+        rig_ask(&g, "what", 3, NULL);
+        sched_get_stats(g.s, &st);
+        assert_false(st.idle);
+        rig_run(&g);
+        rig_idle(&g);
+    }
+    rig_close(&g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(edits_of_the_dead_take_no_room),
+        cmocka_unit_test(a_scored_row_without_a_finite_logit_is_an_error),
+        cmocka_unit_test(a_taken_command_is_not_idleness),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
