@@ -42,7 +42,7 @@ def test_d12_prompt_scores_are_whole_at_every_length(rand, n):
     assert again == lp
 
 
-def test_logprobs_of_generated_tokens(idle):
+def test_d11_logprobs_of_generated_tokens(idle):
     lp = idle.complete("A", max_tokens=3, logprobs=2)["choices"][0]["logprobs"]
     assert lp["tokens"] == ["B", "C", "D"] and lp["text_offset"] == [0, 1, 2]
     assert all(-0.001 < x <= 0 for x in lp["token_logprobs"])
@@ -52,7 +52,7 @@ def test_logprobs_of_generated_tokens(idle):
     assert idle.complete("A", max_tokens=3)["choices"][0]["logprobs"] is None
 
 
-def test_a_lone_byte_is_shown_as_bytes(idle):
+def test_d11_a_lone_byte_is_shown_as_bytes(idle):
     lp = idle.complete("<", max_tokens=20, logprobs=0)["choices"][0]["logprobs"]
     assert lp["tokens"][:3] == ["bytes:\\xe2", "bytes:\\x82", "bytes:\\xac"]
     assert lp["tokens"][-1] in (".", "<eos>") and lp["text_offset"][:8] == [0, 0, 0, 1, 1, 1, 1, 2]
