@@ -33,6 +33,7 @@ SUPPORT_test_scheduler_life := sched_rig fake_model byte_tokenizer
 SUPPORT_test_scheduler_random := sched_rig fake_model byte_tokenizer
 SUPPORT_test_scheduler_threads := sched_rig fake_model byte_tokenizer
 SUPPORT_test_scheduler_engine := sched_rig fake_model byte_tokenizer
+SUPPORT_test_scheduler_storm := sched_rig fake_model byte_tokenizer
 SUPPORT_bench_scheduler := fake_model byte_tokenizer
 # Those that the thread sanitizer has something to say about.
 THREADED := test_config_log test_kernels_backend test_kernels_matmul test_model_tokenizer test_scheduler_same_bits test_scheduler_threads test_scheduler_life test_scheduler_batch

@@ -18,6 +18,7 @@ typedef enum fake_timing {
     FAKE_LAZY,   /* a result comes when it is waited for: the deepest overlap, without a thread */
     FAKE_EAGER,  /* a result is there as soon as its step is launched */
     FAKE_THREAD, /* a thread delivers it step_us + rows * row_us after the step before */
+    FAKE_RANDOM, /* whether a result is there is chance; it comes when it is waited for */
     FAKE_MANUAL, /* a step completes when fake_model_complete says so */
 } fake_timing;
 
