@@ -110,12 +110,86 @@ static void a_taken_command_is_not_idleness(void **state)
     rig_close(&g);
 }
 
+static sched_stats stats(rig *g)
+{
+    sched_stats st;
+    sched_get_stats(g->s, &st);
+    return st;
+}
+
+/* A sequence that ends with steps in flight: rows whose token the host never learnt are not put into the tree. */
+static void rows_of_unknown_tokens_are_not_cached(void **state)
+{
+    (void)state;
+    for (int before = 2; before < 8; before++) {
+        rig g;
+        rig_open(&g, &(fake_config){.timing = FAKE_LAZY}, NULL);
+        uint64_t id = rig_ask(&g, "hello", 100, NULL);
+        for (int k = 0; k < before; k++) rig_step(&g);
+        sched_cancel(g.s, id, SCHED_CANCEL_CLIENT);
+        rig_run(&g);
+        const rig_seq *q = rig_of(&g, id, 0);
+        assert_int_equal(q->last.finish, SCHED_ABORT);
+        assert_true(stats(&g).wasted_rows > 0);
+        assert_in_range(stats(&g).slots_cached, 5 + (q->last.completion_tokens ? q->last.completion_tokens - 1 : 0), 5 + q->last.completion_tokens);
+        rig_idle(&g);
+        rig_close(&g);
+    }
+}
+
+/* The last token drawn needs no slot: a prompt of p and m new tokens take p + m - 1.  Two of ten fit a pool of twenty side by side, of eleven they do not. */
+static void admission_is_exact(void **state)
+{
+    (void)state;
+    for (int32_t more = 0; more < 2; more++) {
+        static const int32_t a[] = {1, 2, 3, 4, 5}, b[] = {6, 7, 8, 9, 10};
+        sched_options o = rig_options();
+        o.n_slots = 20;
+        rig g;
+        rig_open(&g, &(fake_config){.eos = -1}, &o);
+        ask_ids(&g, a, 5, 6);
+        ask_ids(&g, b, 5, 6 + more);
+        rig_step(&g);
+        assert_int_equal(stats(&g).running, 2 - more);
+        assert_int_equal(stats(&g).waiting, more);
+        rig_run(&g);
+        assert_int_equal(g.n_done, 2);
+        rig_idle(&g);
+        rig_close(&g);
+    }
+}
+
+/* Either half of a salt keeps prompts apart. */
+static void both_halves_of_a_salt_count(void **state)
+{
+    (void)state;
+    static const uint64_t salts[][2] = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, UINT64_C(1) << 63}, {UINT64_C(1) << 63, 0}};
+    int32_t ids[30], n = 30;
+    const int32_t *p = ids;
+    for (int32_t i = 0; i < n; i++) ids[i] = i;
+    rig g;
+    rig_open(&g, NULL, NULL);
+    for (int again = 0; again < 2; again++)
+        for (size_t i = 0; i < sizeof salts / sizeof *salts; i++) {
+            sched_request r = rig_request(&p, &n, 3);
+            memcpy(r.salt, salts[i], sizeof r.salt);
+            uint64_t id = rig_submit(&g, &r);
+            rig_run(&g);
+            assert_int_equal(rig_of(&g, id, 0)->last.cached_tokens, again ? n - 1 : 0);
+        }
+    rig_idle(&g);
+    rig_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(edits_of_the_dead_take_no_room),
         cmocka_unit_test(a_scored_row_without_a_finite_logit_is_an_error),
         cmocka_unit_test(a_taken_command_is_not_idleness),
+        cmocka_unit_test(rows_of_unknown_tokens_are_not_cached),
+        cmocka_unit_test(admission_is_exact),
+        cmocka_unit_test(both_halves_of_a_salt_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

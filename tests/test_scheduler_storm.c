@@ -150,6 +150,17 @@ static void verify(storm *w, const asked *a, int32_t prompt, int32_t choice)
     ltd_buf_deinit(&e.text);
 }
 
+/* Groups, timers, duplicates: all of it gone. */
+static void nothing_is_left(const sched *s)
+{
+    for (int32_t b = 0; b < GROUP_BUCKETS; b++) assert_null(s->buckets[b]);
+    assert_null(s->queue_head);
+    assert_null(s->running);
+    assert_int_equal(s->n_timers, 0);
+    assert_int_equal(s->n_dups, 0);
+    assert_int_equal(s->reserved, 0);
+}
+
 /* ---------------------------------------------------------------- one seed */
 
 static void choose(storm *w, fake_config *f, sched_options *o)
@@ -202,6 +213,7 @@ static void run_seed(storm *w, uint64_t seed)
     }
     assert_int_equal(w->g.n_done, w->n);
     rig_idle(&w->g);
+    nothing_is_left(w->g.s);
     fake_stats fs = fake_model_stats(w->g.m);
     if (!o.overlap) assert_true(fs.max_in_flight <= 1);
     sched_stats st;
