@@ -80,6 +80,28 @@ static void a_scored_row_without_a_finite_logit_is_an_error(void **state)
         }
 }
 
+/* What was computed after the prompt of a sequence without a finite logit is nobody else's. */
+static void poisoned_rows_are_not_cached(void **state)
+{
+    (void)state;
+    static int32_t table[320];
+    for (int i = 0; i < 320; i++) table[i] = i == 'D' ? -1 : i + 1;
+    for (int overlap = 0; overlap < 2; overlap++) {
+        sched_options o = rig_options();
+        o.overlap = overlap;
+        sched_stats st;
+        rig g;
+        rig_open(&g, &(fake_config){.rule = FAKE_CHAIN, .chain = table}, &o);
+        uint64_t id = rig_ask(&g, "xyA", 100, NULL);
+        rig_run(&g);
+        rig_text(&g, id, 0, "BCD", SCHED_ERROR);
+        sched_get_stats(g.s, &st);
+        assert_int_equal(st.slots_cached, 3);
+        rig_idle(&g);
+        rig_close(&g);
+    }
+}
+
 static void not_idle(void *user, const model_plan *p)
 {
     rig *g = user;
@@ -186,6 +208,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(edits_of_the_dead_take_no_room),
         cmocka_unit_test(a_scored_row_without_a_finite_logit_is_an_error),
+        cmocka_unit_test(poisoned_rows_are_not_cached),
         cmocka_unit_test(a_taken_command_is_not_idleness),
         cmocka_unit_test(rows_of_unknown_tokens_are_not_cached),
         cmocka_unit_test(admission_is_exact),

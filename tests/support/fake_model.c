@@ -171,6 +171,9 @@ static void run_row(model *m, const model_plan *p, int32_t row)
     LTD_CHECK(m->table[(int64_t)req * m->info.context_length + pos] == slot, "fake: step=%lld req=%d position %d: the row says slot %d, the table %d",
               (long long)p->step, req, pos, slot, m->table[(int64_t)req * m->info.context_length + pos]);
     /* rows of one segment follow one another: the first verifies the whole prefix, the others read their neighbour */
+    const kv *k = &m->kv[slot];
+    LTD_CHECK(m->c.no_checks || k->step <= m->waited || k->req == req, "fake: step=%lld req=%d position %d: slot %d is still written by step %lld, req %d",
+              (long long)p->step, req, pos, slot, (long long)k->step, k->req);
     bool follows = row > 0 && plan_req(p)[row - 1] == req && plan_pos(p)[row - 1] == pos - 1;
     uint64_t before = follows ? m->kv[plan_slots(p)[row - 1]].state : read_prefix(m, p, row, pos);
     m->kv[slot] = (kv){.state = next_state(before, token, pos), .token = token, .pos = pos, .step = p->step, .req = req};

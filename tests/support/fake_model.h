@@ -1,7 +1,8 @@
 /* fake_model.h - a stand-in behind model.h for tests of the scheduler: no weights, no sums, but a memory that tells.
  * Every slot remembers the token, the position and a hash of the whole prefix that its row read through the mirror of the
  * request table, and the next token is a function of that hash: a wrong slot, a stale row, a slot reused too early or an
- * edit that was forgotten gives another text, and most of them die at once with a message.
+ * edit that was forgotten gives another text, and most of them die at once with a message; so does a slot that goes to
+ * another sequence while a step in flight still writes it.
  * It defines model_open .. model_perplexity; linked before libmodel.a, whose plan.c and tokenizer stay in use.
  * Steps are computed inside model_launch, in order, as on one stream; what is configured is when their results come. */
 #ifndef LTD_TESTS_FAKE_MODEL_H
