@@ -203,6 +203,52 @@ static void both_halves_of_a_salt_count(void **state)
     rig_close(&g);
 }
 
+/* Two stops that begin together, inside one token: the first of the list is the one. */
+static void of_stops_that_begin_together_the_first_listed_wins(void **state)
+{
+    (void)state;
+    static const char *const both[][2] = {{"7,", "7"}, {"7", "7,"}};
+    int32_t six = '6', n = 1;
+    const int32_t *p = &six;
+    rig g;
+    rig_open(&g, &(fake_config){.rule = FAKE_CHAIN}, NULL); /* 6 is followed by one token, "7, 8" */
+    for (int k = 0; k < 2; k++) {
+        sched_request r = rig_request(&p, &n, 10);
+        r.include_stop = true;
+        for (r.n_stops = 0; r.n_stops < 2; r.n_stops++) {
+            r.stops[r.n_stops] = both[k][r.n_stops];
+            r.stop_lens[r.n_stops] = strlen(both[k][r.n_stops]);
+        }
+        uint64_t id = rig_submit(&g, &r);
+        rig_run(&g);
+        rig_text(&g, id, 0, both[k][0], SCHED_STOP);
+        assert_int_equal(rig_of(&g, id, 0)->last.stop_string, 0);
+    }
+    rig_idle(&g);
+    rig_close(&g);
+}
+
+static void add_segments(void *user, const model_plan *p) { *(int32_t *)user += p->n_segments; }
+
+/* What is left of a prompt goes down the absorbed path up to the limit and with it, and not beyond. */
+static void the_absorbed_limit_is_within(void **state)
+{
+    (void)state;
+    for (int32_t n = 1; n < 10; n++) {
+        int32_t ids[10] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, segments = 0;
+        sched_options o = rig_options();
+        o.absorb_extend = 5;
+        rig g;
+        rig_open(&g, NULL, &o);
+        fake_model_on_plan(g.m, add_segments, &segments);
+        ask_ids(&g, ids, n, 4);
+        rig_run(&g);
+        assert_int_equal(segments, n > 5);
+        rig_idle(&g);
+        rig_close(&g);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -213,6 +259,8 @@ int main(void)
         cmocka_unit_test(rows_of_unknown_tokens_are_not_cached),
         cmocka_unit_test(admission_is_exact),
         cmocka_unit_test(both_halves_of_a_salt_count),
+        cmocka_unit_test(of_stops_that_begin_together_the_first_listed_wins),
+        cmocka_unit_test(the_absorbed_limit_is_within),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
