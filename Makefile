@@ -195,8 +195,10 @@ check-headers: ## every public header alone, as C17 and C++17
 format: ## clang-format
 	$(Q)scripts/format.sh
 
-bench: $(BENCH_BINS) all ## benchmarks; figures for tests/bench/RESULTS.md
-	$(Q)for b in $(BENCH_BINS); do echo "== $$b"; $$b || exit 1; done
+bench: $(BENCH_BINS) all $(BUILD)/latentd-fake ## benchmarks; figures for tests/bench/RESULTS.md
+	$(Q)for b in $(filter-out %/bench_http,$(BENCH_BINS)); do echo "== $$b"; $$b || exit 1; done
+	$(Q)echo "== bench_http"; $(BUILD)/tests/bench/bench_http $(BUILD)/latentd-fake
+	$(Q)for m in "" --reference; do echo "== bench_serving $$m"; tests/bench/bench_serving.py --binary $(BUILD)/latentd $$m || exit 1; done
 
 PREFIX ?= /usr/local
 install: all ## PREFIX=/usr/local, DESTDIR
