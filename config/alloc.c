@@ -23,10 +23,7 @@ void ltd_alloc_guard(bool on)
 }
 
 /* malloc(0) may be NULL; ours never is. */
-static size_t at_least_one(size_t bytes)
-{
-    return bytes ? bytes : 1;
-}
+static size_t at_least_one(size_t bytes) { return bytes ? bytes : 1; }
 
 void *ltd_alloc(size_t bytes)
 {
@@ -60,10 +57,7 @@ char *ltd_strdup(const char *s)
     return memcpy(ltd_alloc(n), s, n);
 }
 
-void ltd_free(void *p)
-{
-    free(p);
-}
+void ltd_free(void *p) { free(p); }
 
 void *ltd_try_alloc(size_t bytes)
 {

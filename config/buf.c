@@ -44,10 +44,7 @@ void ltd_buf_add(ltd_buf *b, const void *bytes, size_t n)
     b->data[b->len] = '\0';
 }
 
-void ltd_buf_str(ltd_buf *b, const char *s)
-{
-    ltd_buf_add(b, s, strlen(s));
-}
+void ltd_buf_str(ltd_buf *b, const char *s) { ltd_buf_add(b, s, strlen(s)); }
 
 void ltd_buf_fmt(ltd_buf *b, const char *fmt, ...)
 {

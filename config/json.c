@@ -69,10 +69,7 @@ static ltd_status fail_memory(const json_parser *ps)
 
 /* SipHash-1-3 with a key drawn once a process: a client that could make keys collide could make us quadratic.
  */
-static uint64_t rotl(uint64_t x, int n)
-{
-    return x << n | x >> (64 - n);
-}
+static uint64_t rotl(uint64_t x, int n) { return x << n | x >> (64 - n); }
 
 static void sip_round(uint64_t v[4])
 {
@@ -557,10 +554,7 @@ const struct cJSON *ltd_json_get(const struct cJSON *obj, const char *key)
     return NULL;
 }
 
-bool ltd_json_is_null(const struct cJSON *v)
-{
-    return !v || cJSON_IsNull(v);
-}
+bool ltd_json_is_null(const struct cJSON *v) { return !v || cJSON_IsNull(v); }
 
 /* The number's spelling, by JSON's grammar, as an integer; exact. */
 static ltd_status int64_of_text(const char *s, int64_t *out)

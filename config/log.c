@@ -292,10 +292,7 @@ bool log_enabled(log_level level)
     return (int)level <= atomic_load_explicit(&cfg_level, memory_order_relaxed);
 }
 
-int64_t log_dropped(void)
-{
-    return atomic_load(&n_dropped);
-}
+int64_t log_dropped(void) { return atomic_load(&n_dropped); }
 
 void log_write(log_level level, const char *folder, const char *fmt, ...)
 {

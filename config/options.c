@@ -156,10 +156,7 @@ typedef struct opt_loader {
     opt_source config_from;
 } opt_loader;
 
-static void *field(ltd_options *o, const opt_row *r)
-{
-    return (char *)o + r->offset;
-}
+static void *field(ltd_options *o, const opt_row *r) { return (char *)o + r->offset; }
 
 static ltd_status refuse(opt_loader *ld, const opt_row *r, const char *value, const opt_source *from)
 {

@@ -7,7 +7,8 @@ bool kern_backend_can(const char *name, ltd_err *reason)
 {
     if (strcmp(name, "cpu") == 0 || strcmp(name, "cpu-ref") == 0) return true;
     if (strcmp(name, "cuda") == 0)
-        ltd_fail(reason, LTD_UNSUPPORTED, "device cuda: this build has no CUDA backend; --device cpu or auto serves on the CPU");
+        ltd_fail(reason, LTD_UNSUPPORTED,
+                 "device cuda: this build has no CUDA backend; --device cpu or auto serves on the CPU");
     else
         ltd_fail(reason, LTD_UNSUPPORTED, "there is no backend \"%s\"; there are cpu, cpu-ref and cuda",
                  name);

@@ -4,10 +4,7 @@
 
 #include <stdio.h>
 
-static double mib(size_t bytes)
-{
-    return (double)bytes / (1 << 20);
-}
+static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
 /* Bytes left for slots; 0 when the rest takes everything. */
 static size_t room_of(const pool_sizing *s)

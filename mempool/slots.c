@@ -28,10 +28,7 @@ struct pool_slots {
     bool fail_every;
 };
 
-static int list_of(uint64_t bits)
-{
-    return bits == UINT64_MAX ? WHOLE : bits ? PART : FULL;
-}
+static int list_of(uint64_t bits) { return bits == UINT64_MAX ? WHOLE : bits ? PART : FULL; }
 
 static void unlink_group(pool_slots *p, int32_t g)
 {
@@ -187,20 +184,11 @@ void pool_slots_give(pool_slots *p, const int32_t *slots, int32_t n)
 
 /* ---------------------------------------------------------------- looking, provoking, checking */
 
-int32_t pool_slots_free(const pool_slots *p)
-{
-    return p->n_free;
-}
+int32_t pool_slots_free(const pool_slots *p) { return p->n_free; }
 
-int32_t pool_slots_total(const pool_slots *p)
-{
-    return p->n_slots;
-}
+int32_t pool_slots_total(const pool_slots *p) { return p->n_slots; }
 
-int64_t pool_slots_double_gives(const pool_slots *p)
-{
-    return p->double_gives;
-}
+int64_t pool_slots_double_gives(const pool_slots *p) { return p->double_gives; }
 
 bool pool_slots_is_free(const pool_slots *p, int32_t slot)
 {

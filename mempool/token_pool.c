@@ -12,10 +12,7 @@ struct pool_tokens {
     void **stores; /* [n_layers][POOL_MAX_STORES], 256-byte aligned; NULL where the kind has none */
 };
 
-static const pool_kind_ops *kind_of(pool_kind kind)
-{
-    return kind == POOL_MHA ? &pool__mha : &pool__mla;
-}
+static const pool_kind_ops *kind_of(pool_kind kind) { return kind == POOL_MHA ? &pool__mha : &pool__mla; }
 
 size_t pool_tokens_slot_bytes(const pool_tokens_desc *d)
 {
@@ -90,10 +87,7 @@ void pool_tokens_destroy(pool_tokens *p)
     ltd_free(p);
 }
 
-const pool_tokens_desc *pool_tokens_get_desc(const pool_tokens *p)
-{
-    return &p->desc;
-}
+const pool_tokens_desc *pool_tokens_get_desc(const pool_tokens *p) { return &p->desc; }
 
 kern_tensor pool_tokens_plane(const pool_tokens *p, pool_plane plane, int32_t layer)
 {

@@ -257,10 +257,7 @@ static void read_experts(reader *r, model_config *c)
 /* ---------------------------------------------------------------- rope */
 
 /* YaRN's length factor (sheet 3.4). */
-static double yarn_g(double s, double m)
-{
-    return s <= 1 ? 1 : 0.1 * m * log(s) + 1;
-}
+static double yarn_g(double s, double m) { return s <= 1 ? 1 : 0.1 * m * log(s) + 1; }
 
 static void read_yarn(reader *r, model_config *c)
 {

@@ -19,7 +19,8 @@ static ltd_status project(fwd *f, const layer_weights *w)
     const model_config *c = f->c;
     const kern_ops *ops = f->ctx->ops;
     int32_t n = f->plan->n_rows, d_qk = c->d_nope + c->d_rope;
-    FWD_TRY(fwd_matmul(f, w->qkv_a, fwd_act(f, f->b.h, c->hidden_size, 0), fwd_act(f, f->b.qkv, f->qkv_stride, 0), n));
+    FWD_TRY(fwd_matmul(f, w->qkv_a, fwd_act(f, f->b.h, c->hidden_size, 0),
+                       fwd_act(f, f->b.qkv, f->qkv_stride, 0), n));
     if (c->q_lora_rank) {
         /* q_a_layernorm's eps is 1e-6 whatever the configuration says, as kv_a_layernorm's (sheet section 3) */
         FWD_TRY(ops->add_norm(f->ctx, &(kern_add_norm_args){.x = fwd_act(f, f->b.qkv, f->qkv_stride, 0),
@@ -90,7 +91,8 @@ static ltd_status attend_absorbed(fwd *f, const layer_weights *w, int32_t l, int
     const kern_ops *ops = f->ctx->ops;
     int64_t d_lat = (int64_t)c->n_heads * c->kv_lora_rank, d_out = (int64_t)c->n_heads * c->d_v;
     int32_t d_qk = c->d_nope + c->d_rope;
-    kern_tensor q_latent = fwd_act(f, f->b.q_latent, d_lat, 0), o_latent = fwd_act(f, f->b.o_latent, d_lat, 0);
+    kern_tensor q_latent = fwd_act(f, f->b.q_latent, d_lat, 0),
+                o_latent = fwd_act(f, f->b.o_latent, d_lat, 0);
     kern_heads_matmul_args up = {.w = w->kv_b,
                                  .dir = KERN_HEADS_IN,
                                  .n_heads = c->n_heads,
@@ -122,17 +124,18 @@ static ltd_status attend_absorbed(fwd *f, const layer_weights *w, int32_t l, int
                                .rows_cap = n};
     a.table = pool_req_mirror_table(f->mirror, &a.table_stride);
     FWD_TRY(ops->attn_decode(f->ctx, &a));
-    return ops->heads_matmul(f->ctx, &(kern_heads_matmul_args){.w = w->kv_b,
-                                                               .dir = KERN_HEADS_OUT,
-                                                               .n_heads = c->n_heads,
-                                                               .head_rows = c->d_nope + c->d_v,
-                                                               .row0 = c->d_nope,
-                                                               .d = c->d_v,
-                                                               .x = o_latent,
-                                                               .x_head = c->kv_lora_rank,
-                                                               .out = fwd_act(f, f->b.head_out, d_out, row0 * d_out),
-                                                               .out_head = c->d_v,
-                                                               .rows_cap = n});
+    return ops->heads_matmul(f->ctx,
+                             &(kern_heads_matmul_args){.w = w->kv_b,
+                                                       .dir = KERN_HEADS_OUT,
+                                                       .n_heads = c->n_heads,
+                                                       .head_rows = c->d_nope + c->d_v,
+                                                       .row0 = c->d_nope,
+                                                       .d = c->d_v,
+                                                       .x = o_latent,
+                                                       .x_head = c->kv_lora_rank,
+                                                       .out = fwd_act(f, f->b.head_out, d_out, row0 * d_out),
+                                                       .out_head = c->d_v,
+                                                       .rows_cap = n});
 }
 
 /* Generated rows over the MHA pool. */
@@ -161,7 +164,8 @@ static ltd_status attend_mha(fwd *f, int32_t l, int32_t row0, int32_t n)
 }
 
 /* Keys and values of positions k0 .. k0 + n of a request row, from its slots, as act tensors in the block workspace; fills the key half of a. */
-static ltd_status load_block(fwd *f, const layer_weights *w, int32_t l, int32_t req_row, int32_t k0, int32_t n, kern_attn_prefill_args *a)
+static ltd_status load_block(fwd *f, const layer_weights *w, int32_t l, int32_t req_row, int32_t k0,
+                             int32_t n, kern_attn_prefill_args *a)
 {
     const model_config *c = f->c;
     const kern_ops *ops = f->ctx->ops;
@@ -169,7 +173,8 @@ static ltd_status load_block(fwd *f, const layer_weights *w, int32_t l, int32_t 
     const int32_t *slots = pool_req_mirror_table(f->mirror, &stride) + req_row * stride + k0;
     kern_copy_rows_args g = {.src_index = slots, .rows_cap = n};
     if (f->mha) {
-        kern_tensor k = fwd_act(f, f->b.block_kv, heads * d_qk, 0), v = fwd_act(f, f->b.block_kv, heads * c->d_v, (int64_t)f->context_block * heads * d_qk);
+        kern_tensor k = fwd_act(f, f->b.block_kv, heads * d_qk, 0),
+                    v = fwd_act(f, f->b.block_kv, heads * c->d_v, (int64_t)f->context_block * heads * d_qk);
         g.src = pool_tokens_plane(f->pool, POOL_K, l), g.dst = k, g.d = (int32_t)(heads * d_qk);
         FWD_TRY(ops->copy_rows(f->ctx, &g));
         g.src = pool_tokens_plane(f->pool, POOL_V, l), g.dst = v, g.d = (int32_t)heads * c->d_v;
@@ -179,7 +184,8 @@ static ltd_status load_block(fwd *f, const layer_weights *w, int32_t l, int32_t 
         return LTD_OK;
     }
     int64_t d_kv = heads * (c->d_nope + c->d_v);
-    kern_tensor latent = fwd_act(f, f->b.block_latent, c->kv_lora_rank, 0), rope = fwd_act(f, f->b.block_rope, c->d_rope, 0);
+    kern_tensor latent = fwd_act(f, f->b.block_latent, c->kv_lora_rank, 0),
+                rope = fwd_act(f, f->b.block_rope, c->d_rope, 0);
     g.src = pool_tokens_plane(f->pool, POOL_LATENT, l), g.dst = latent, g.d = c->kv_lora_rank;
     FWD_TRY(ops->copy_rows(f->ctx, &g));
     g.src = pool_tokens_plane(f->pool, POOL_ROPE, l), g.dst = rope, g.d = c->d_rope;
@@ -228,12 +234,13 @@ static ltd_status attend_segment(fwd *f, const layer_weights *w, int32_t l, cons
                                                       .d_v = c->d_v,
                                                       .rows_cap = s->n_rows - skip}));
     }
-    return ops->merge(f->ctx, &(kern_merge_args){.acc = fwd_f32(f->b.acc, d_out),
-                                                 .acc_lse = f->b.acc_lse,
-                                                 .out = fwd_act(f, f->b.head_out, d_out, s->first_row * d_out),
-                                                 .n_heads = c->n_heads,
-                                                 .d_v = c->d_v,
-                                                 .rows_cap = s->n_rows});
+    return ops->merge(f->ctx,
+                      &(kern_merge_args){.acc = fwd_f32(f->b.acc, d_out),
+                                         .acc_lse = f->b.acc_lse,
+                                         .out = fwd_act(f, f->b.head_out, d_out, s->first_row * d_out),
+                                         .n_heads = c->n_heads,
+                                         .d_v = c->d_v,
+                                         .rows_cap = s->n_rows});
 }
 
 ltd_status fwd_attention(fwd *f, int32_t l)
@@ -246,7 +253,9 @@ ltd_status fwd_attention(fwd *f, int32_t l)
         int32_t n = f->plan->n_absorbed - row < f->cap_absorbed ? f->plan->n_absorbed - row : f->cap_absorbed;
         FWD_TRY(f->mha ? attend_mha(f, l, row, n) : attend_absorbed(f, w, l, row, n));
     }
-    for (int32_t i = 0; i < f->plan->n_segments; i++) FWD_TRY(attend_segment(f, w, l, &plan_segments(f->plan)[i]));
+    for (int32_t i = 0; i < f->plan->n_segments; i++)
+        FWD_TRY(attend_segment(f, w, l, &plan_segments(f->plan)[i]));
     int64_t d_out = (int64_t)c->n_heads * c->d_v;
-    return fwd_matmul(f, w->o, fwd_act(f, f->b.head_out, d_out, 0), fwd_act(f, f->b.delta, c->hidden_size, 0), f->plan->n_rows);
+    return fwd_matmul(f, w->o, fwd_act(f, f->b.head_out, d_out, 0), fwd_act(f, f->b.delta, c->hidden_size, 0),
+                      f->plan->n_rows);
 }

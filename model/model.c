@@ -7,7 +7,7 @@
 struct model {
     model_config config;
     model_info info;
-    st_files *files;        /* mapped only while weights load */
+    st_files *files; /* mapped only while weights load */
     kern_backend *backend;
     kern_ctx *ctx;
     model_weights *weights;
@@ -17,7 +17,7 @@ struct model {
     int32_t context_block;
     void *cos_sin;
     fwd fwd;
-    ranks *ranks;           /* NULL until started */
+    ranks *ranks; /* NULL until started */
 };
 
 static const char *dtype_name(kern_dtype t) { return t == KERN_BF16 ? "bfloat16" : "float32"; }
@@ -48,7 +48,10 @@ static ltd_status fill_info(const ltd_options *o, model *m, ltd_err *err)
     const model_config *c = &m->config;
     model_info *i = &m->info;
     if (o->context_length > c->max_position)
-        return ltd_fail(err, LTD_INVALID, "--context-length %lld is over the checkpoint's max_position_embeddings %d; give at most that", (long long)o->context_length, c->max_position);
+        return ltd_fail(
+            err, LTD_INVALID,
+            "--context-length %lld is over the checkpoint's max_position_embeddings %d; give at most that",
+            (long long)o->context_length, c->max_position);
     snprintf(i->architecture, sizeof i->architecture, "%s", c->architecture);
     snprintf(i->device, sizeof i->device, "%s", m->backend->description);
     kern_dtype automatic = strcmp(m->backend->ops->name, "cuda") == 0 ? KERN_BF16 : KERN_F32;
@@ -84,7 +87,10 @@ static ltd_status load_rope(model *m, ltd_err *err)
     if (st == LTD_OK) st = m->backend->ops->upload(m->ctx, m->cos_sin, table, bytes);
     if (st == LTD_OK) st = m->backend->ops->sync(m->ctx);
     ltd_free(table);
-    return st == LTD_OK ? LTD_OK : ltd_fail(err, st, "rotary table: no %.1f MiB of device memory; lower --context-length", (double)bytes / (1 << 20));
+    return st == LTD_OK
+               ? LTD_OK
+               : ltd_fail(err, st, "rotary table: no %.1f MiB of device memory; lower --context-length",
+                          (double)bytes / (1 << 20));
 }
 
 ltd_status model_open(const ltd_options *o, model **out, ltd_err *err)
@@ -109,9 +115,12 @@ ltd_status model_open(const ltd_options *o, model **out, ltd_err *err)
     }
     m->info.n_parameters = m->weights->n_parameters;
     m->info.weight_bytes = m->weights->bytes;
-    log_info("model", "loaded dir=%s architecture=%s layers=%d parameters=%lld weights_mib=%.1f device=\"%s\" dtype=%s cache=%s/%s ms=%lld", o->model,
-             m->info.architecture, m->info.n_layers, (long long)m->info.n_parameters, (double)m->info.weight_bytes / (1 << 20), m->info.device,
-             m->info.dtype, m->info.cache_kind, m->info.cache_dtype, (long long)(ltd_now_us() - t0) / 1000);
+    log_info("model",
+             "loaded dir=%s architecture=%s layers=%d parameters=%lld weights_mib=%.1f device=\"%s\" "
+             "dtype=%s cache=%s/%s ms=%lld",
+             o->model, m->info.architecture, m->info.n_layers, (long long)m->info.n_parameters,
+             (double)m->info.weight_bytes / (1 << 20), m->info.device, m->info.dtype, m->info.cache_kind,
+             m->info.cache_dtype, (long long)(ltd_now_us() - t0) / 1000);
     *out = m;
     return LTD_OK;
 }
@@ -168,7 +177,8 @@ static ltd_status size_pool(model *m, const model_limits *l, int32_t *n_slots, l
                      .fraction = m->mem_fraction,
                      .weights = m->weights->bytes,
                      .workspaces = fwd_buffers_bytes(&m->fwd),
-                     .other = (size_t)m->info.context_length * (size_t)m->config.d_rope * 4 + (size_t)l->n_req_rows * (size_t)m->info.context_length * 4,
+                     .other = (size_t)m->info.context_length * (size_t)m->config.d_rope * 4 +
+                              (size_t)l->n_req_rows * (size_t)m->info.context_length * 4,
                      .slot_bytes = pool_tokens_slot_bytes(&d),
                      .max_slots = max_slots(m, l),
                      .useful_slots = (int64_t)l->n_req_rows * m->info.context_length};
@@ -193,7 +203,9 @@ ltd_status model_start(model *m, const model_limits *l, int32_t *n_slots, ltd_er
     if ((st = size_pool(m, l, n_slots, err)) != LTD_OK) return st;
     pool_tokens_desc d = pool_desc(m, *n_slots);
     if ((st = pool_tokens_create(m->backend, &d, &m->fwd.pool, err)) != LTD_OK) return st;
-    if ((st = pool_req_mirror_create(m->ctx, l->n_req_rows, m->info.context_length, &m->fwd.mirror, err)) != LTD_OK) return st;
+    if ((st = pool_req_mirror_create(m->ctx, l->n_req_rows, m->info.context_length, &m->fwd.mirror, err)) !=
+        LTD_OK)
+        return st;
     if ((st = fwd_buffers_create(&m->fwd, err)) != LTD_OK) return st;
     return ranks_create(&m->fwd, &m->ranks, err);
 }

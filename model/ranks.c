@@ -23,7 +23,7 @@ struct ranks {
     pthread_cond_t work, done;
     int64_t launched, ran, waited; /* counts of steps; under lock */
     bool stop;
-    bool lost;                     /* the device failed: steps after it are not run */
+    bool lost; /* the device failed: steps after it are not run */
     slot ring[RING];
 };
 
@@ -33,8 +33,8 @@ static void run_one(ranks *r, slot *s)
     s->status = r->lost ? LTD_DEVICE : fwd_run(r->f, s->plan, &s->out);
     s->device_us = ltd_now_us() - t0;
     if (s->status == LTD_OK || r->lost) return;
-    log_error("model", "step=%lld rows=%d status=%s: the forward pass failed; no further step will run", (long long)s->plan->step,
-              s->plan->n_rows, ltd_status_name(s->status));
+    log_error("model", "step=%lld rows=%d status=%s: the forward pass failed; no further step will run",
+              (long long)s->plan->step, s->plan->n_rows, ltd_status_name(s->status));
     s->status = LTD_DEVICE;
     r->lost = true;
 }
@@ -76,7 +76,8 @@ ltd_status ranks_create(fwd *f, ranks **out, ltd_err *err)
     if (pthread_create(&r->thread, NULL, rank_main, r) != 0) {
         r->thread = pthread_self();
         ranks_destroy(r);
-        return ltd_fail(err, LTD_NO_MEMORY, "cannot start the model's thread: the limit on processes (ulimit -u) is reached");
+        return ltd_fail(err, LTD_NO_MEMORY,
+                        "cannot start the model's thread: the limit on processes (ulimit -u) is reached");
     }
     *out = r;
     return LTD_OK;
@@ -109,7 +110,8 @@ void ranks_destroy(ranks *r)
 /* Copies what is there, not what there is room for: a decode step's plan is a few kilobytes. */
 static void copy_plan(model_plan *to, const model_plan *from)
 {
-    LTD_CHECK(to->bytes == from->bytes && to->cap_rows == from->cap_rows && to->cap_edit_slots == from->cap_edit_slots,
+    LTD_CHECK(to->bytes == from->bytes && to->cap_rows == from->cap_rows &&
+                  to->cap_edit_slots == from->cap_edit_slots,
               "plan of other limits: %d bytes, want %d", from->bytes, to->bytes);
     size_t n = (size_t)from->n_rows;
     *to = *from;

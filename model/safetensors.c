@@ -447,10 +447,7 @@ const st_tensor *st_find(const st_files *s, const char *name)
     return bsearch(&key, s->tensors, (size_t)s->n, sizeof *s->tensors, by_name);
 }
 
-int32_t st_count(const st_files *s)
-{
-    return s->n;
-}
+int32_t st_count(const st_files *s) { return s->n; }
 
 const st_tensor *st_at(const st_files *s, int32_t i)
 {
@@ -458,11 +455,5 @@ const st_tensor *st_at(const st_files *s, int32_t i)
     return &s->tensors[i];
 }
 
-const char *st_path(const st_files *s)
-{
-    return s->path;
-}
-uint64_t st_fingerprint(const st_files *s)
-{
-    return s->fingerprint;
-}
+const char *st_path(const st_files *s) { return s->path; }
+uint64_t st_fingerprint(const st_files *s) { return s->fingerprint; }

@@ -40,15 +40,17 @@ static ltd_status sample_block(fwd *f, int32_t first, int32_t n)
                                                           .d = f->c->hidden_size,
                                                           .rows_cap = n}));
     FWD_TRY(fwd_matmul(f, f->w->lm_head, fwd_act(f, f->b.sample_h, d, 0), fwd_f32(f->b.logits, vocab), n));
-    if (f->capture) FWD_TRY(ops->download(f->ctx, f->capture + first * vocab, f->b.logits, 4 * (size_t)(n * vocab)));
-    return ops->sample(f->ctx, &(kern_sample_args){.logits = fwd_f32(f->b.logits, vocab),
-                                                   .vocab = f->c->vocab_size,
-                                                   .params = f->b.params + first,
-                                                   .tokens = f->b.tokens + first,
-                                                   .logprobs = f->b.logprobs + first,
-                                                   .top_ids = f->b.top_ids + (int64_t)first * KERN_MAX_TOP_LOGPROBS,
-                                                   .top_logprobs = f->b.top_logprobs + (int64_t)first * KERN_MAX_TOP_LOGPROBS,
-                                                   .rows_cap = n});
+    if (f->capture)
+        FWD_TRY(ops->download(f->ctx, f->capture + first * vocab, f->b.logits, 4 * (size_t)(n * vocab)));
+    return ops->sample(f->ctx, &(kern_sample_args){
+                                   .logits = fwd_f32(f->b.logits, vocab),
+                                   .vocab = f->c->vocab_size,
+                                   .params = f->b.params + first,
+                                   .tokens = f->b.tokens + first,
+                                   .logprobs = f->b.logprobs + first,
+                                   .top_ids = f->b.top_ids + (int64_t)first * KERN_MAX_TOP_LOGPROBS,
+                                   .top_logprobs = f->b.top_logprobs + (int64_t)first * KERN_MAX_TOP_LOGPROBS,
+                                   .rows_cap = n});
 }
 
 ltd_status fwd_sample(fwd *f, const fwd_out *out)
@@ -64,7 +66,8 @@ ltd_status fwd_sample(fwd *f, const fwd_out *out)
     }
     FWD_TRY(ops->upload(f->ctx, f->b.params, f->host_params, n * sizeof *f->host_params));
     for (int32_t first = 0; first < p->n_samples; first += f->cap_logits)
-        FWD_TRY(sample_block(f, first, p->n_samples - first < f->cap_logits ? p->n_samples - first : f->cap_logits));
+        FWD_TRY(sample_block(f, first,
+                             p->n_samples - first < f->cap_logits ? p->n_samples - first : f->cap_logits));
     FWD_TRY(keep_last_tokens(f));
     FWD_TRY(ops->download(f->ctx, out->tokens, f->b.tokens, 4 * n));
     if (!logprobs) return LTD_OK;

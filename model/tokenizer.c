@@ -193,10 +193,7 @@ void tok_destroy(tok *t)
     ltd_free(t);
 }
 
-const tok_info *tok_get_info(const tok *t)
-{
-    return &t->info;
-}
+const tok_info *tok_get_info(const tok *t) { return &t->info; }
 
 int32_t tok_find(const tok *t, const char *text)
 {

@@ -114,11 +114,14 @@ ltd_status fwd_buffers_create(fwd *f, ltd_err *err)
 {
     size_t bytes = fwd_buffers_bytes(f);
     if (f->ctx->ops->alloc(f->backend, bytes, &f->arena) != LTD_OK)
-        return ltd_fail(err, LTD_NO_MEMORY, "workspaces: no %.1f MiB of device memory; lower --chunked-prefill-size, --max-running-requests or --context-block",
+        return ltd_fail(err, LTD_NO_MEMORY,
+                        "workspaces: no %.1f MiB of device memory; lower --chunked-prefill-size, "
+                        "--max-running-requests or --context-block",
                         (double)bytes / (1 << 20));
     char *at = f->arena;
     walk(f, &f->b, carve, &at);
-    f->host_scratch = ltd_calloc(3 * (size_t)f->limits.max_rows + (size_t)f->limits.max_samples * 2, sizeof(int32_t));
+    f->host_scratch =
+        ltd_calloc(3 * (size_t)f->limits.max_rows + (size_t)f->limits.max_samples * 2, sizeof(int32_t));
     f->host_params = ltd_calloc((size_t)f->limits.max_samples, sizeof(kern_sample_params));
     return f->ctx->ops->fill_zero(f->ctx, f->b.last_token, 4 * (size_t)f->limits.n_req_rows);
 }

@@ -34,7 +34,4 @@ int32_t radix_evict(radix *r, int32_t n, radix_evict_fn *fn, void *user)
     return done;
 }
 
-radix_stats radix_get_stats(const radix *r)
-{
-    return r->stats;
-}
+radix_stats radix_get_stats(const radix *r) { return r->stats; }

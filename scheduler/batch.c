@@ -11,7 +11,10 @@ static int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
 
 static radix_key key_of(const seq *q, int32_t n_tokens)
 {
-    return (radix_key){.tokens = q->tokens, .n_tokens = n_tokens, .n_prompt = q->n_prompt, .salt = {q->g->salt[0], q->g->salt[1]}};
+    return (radix_key){.tokens = q->tokens,
+                       .n_tokens = n_tokens,
+                       .n_prompt = q->n_prompt,
+                       .salt = {q->g->salt[0], q->g->salt[1]}};
 }
 
 /* ---------------------------------------------------------------- slots */
@@ -137,7 +140,8 @@ static void plan_prompt(sched *s, seq *q, int32_t n)
     model_plan *p = s->plan;
     step_entry *e = enter(s, q);
     if (!q->absorb)
-        plan_segments(p)[p->n_segments++] = (plan_segment){.req_row = q->req_row, .first_row = p->n_rows, .n_rows = n, .pos0 = q->n_computed};
+        plan_segments(p)[p->n_segments++] =
+            (plan_segment){.req_row = q->req_row, .first_row = p->n_rows, .n_rows = n, .pos0 = q->n_computed};
     for (int32_t i = 0; i < n; i++) {
         int32_t pos = q->n_computed++;
         add_row(s, q, pos);
@@ -205,8 +209,8 @@ static void end_waiting(sched *s, seq *q, sched_finish why)
 static bool blocked(sched *s, seq *q)
 {
     if (!s->running && s->launched == s->applied) {
-        log_error("sched", "id=%s group=%llu prompt=%d: no room though nothing runs, slots=%d", q->g->label, (unsigned long long)q->g->id, q->n_prompt,
-                  s->o.n_slots);
+        log_error("sched", "id=%s group=%llu prompt=%d: no room though nothing runs, slots=%d", q->g->label,
+                  (unsigned long long)q->g->id, q->n_prompt, s->o.n_slots);
         end_waiting(s, q, SCHED_ERROR);
         return false;
     }
@@ -259,7 +263,10 @@ static void sort_shares(prompt_share *a, int32_t n)
         for (int32_t i = gap; i < n; i++) {
             prompt_share x = a[i];
             int32_t k = i;
-            for (; k >= gap && (a[k - gap].want > x.want || (a[k - gap].want == x.want && a[k - gap].order > x.order)); k -= gap) a[k] = a[k - gap];
+            for (; k >= gap &&
+                   (a[k - gap].want > x.want || (a[k - gap].want == x.want && a[k - gap].order > x.order));
+                 k -= gap)
+                a[k] = a[k - gap];
             a[k] = x;
         }
 }
@@ -287,7 +294,8 @@ static int32_t deal_shares(sched *s)
     for (int32_t i = 0; i < n; i++) {
         seq *q = a[i].q;
         if (!q->begun && !begin(s, q)) a[i].rows = 0;
-        a[i].rows = min32(a[i].rows, q->n_target - q->n_computed); /* it may have found more than when it was admitted */
+        a[i].rows = min32(a[i].rows,
+                          q->n_target - q->n_computed); /* it may have found more than when it was admitted */
     }
     return n;
 }
@@ -306,8 +314,9 @@ static void take_edits(sched *s)
     const int32_t *slots;
     model_plan *p = s->plan;
     p->n_edits = pool_req_edits(s->table, &edits, &slots, &p->n_edit_slots);
-    LTD_CHECK(p->n_edits <= p->cap_edits && p->n_edit_slots <= p->cap_edit_slots, "step=%lld edits=%d slots=%d: over the plan's %d and %d", (long long)p->step,
-              p->n_edits, p->n_edit_slots, p->cap_edits, p->cap_edit_slots);
+    LTD_CHECK(p->n_edits <= p->cap_edits && p->n_edit_slots <= p->cap_edit_slots,
+              "step=%lld edits=%d slots=%d: over the plan's %d and %d", (long long)p->step, p->n_edits,
+              p->n_edit_slots, p->cap_edits, p->cap_edit_slots);
     memcpy(plan_edits(p), edits, sizeof *edits * (size_t)p->n_edits);
     memcpy(plan_edit_slots(p), slots, sizeof *slots * (size_t)p->n_edit_slots);
     pool_req_edits_clear(s->table);
@@ -344,14 +353,16 @@ static void insert_prompt(sched *s, seq *q)
     radix_key key = key_of(q, min32(q->n_computed, q->n_prompt));
     int32_t from = q->path.n_tokens, n_dup = 0, *tail = s->scratch, *dup = s->scratch + s->o.context_length;
     if (key.n_tokens <= from) return;
-    memcpy(tail + from, pool_req_row(s->table, q->req_row) + from, sizeof *tail * (size_t)(key.n_tokens - from));
+    memcpy(tail + from, pool_req_row(s->table, q->req_row) + from,
+           sizeof *tail * (size_t)(key.n_tokens - from));
     radix_insert(s->tree, &key, s->now_us, &q->path, tail, dup, &n_dup);
     if (key.n_tokens == q->n_target) s->progress++; /* a whole prompt is there to be shared */
     if (!n_dup) return;
     set_row(s, q, from, tail + from, key.n_tokens - from);
     for (int32_t i = 0; i < n_dup; i++) {
         LTD_CHECK(s->n_dups < s->o.n_slots, "more duplicates than slots");
-        s->dups[(s->dup_head + s->n_dups++) % s->o.n_slots] = (dup_slot){.slot = dup[i], .after = s->launched};
+        s->dups[(s->dup_head + s->n_dups++) % s->o.n_slots] =
+            (dup_slot){.slot = dup[i], .after = s->launched};
     }
 }
 
@@ -384,9 +395,11 @@ static void apply_entry(sched *s, const step_entry *e, const model_result *r)
         s->counts.wasted_rows += e->n_rows;
         return;
     }
-    int32_t n_scores = e->n_samples - (e->draws ? 1 : 0), at = e->first_sample + n_scores, bad = first_bad(e, r);
+    int32_t n_scores = e->n_samples - (e->draws ? 1 : 0), at = e->first_sample + n_scores,
+            bad = first_bad(e, r);
     if (bad < e->n_samples) {
-        log_error("sched", "id=%s group=%llu seq=%d position=%d: no finite logit; the sequence ends", q->g->label, (unsigned long long)q->g->id, q->index,
+        log_error("sched", "id=%s group=%llu seq=%d position=%d: no finite logit; the sequence ends",
+                  q->g->label, (unsigned long long)q->g->id, q->index,
                   bad < n_scores ? e->score_pos + bad : q->n_tokens);
         q->poisoned = true;
         sched__seq_end(s, q, SCHED_ERROR);
@@ -399,14 +412,16 @@ static void apply_entry(sched *s, const step_entry *e, const model_result *r)
     }
     q->tokens[q->n_tokens++] = r->tokens[at];
     s->counts.generated_tokens++;
-    sched__output_token(s, q, r->tokens[at], r->logprobs[at], r->top_ids + (int64_t)at * KERN_MAX_TOP_LOGPROBS,
+    sched__output_token(s, q, r->tokens[at], r->logprobs[at],
+                        r->top_ids + (int64_t)at * KERN_MAX_TOP_LOGPROBS,
                         r->top_logprobs + (int64_t)at * KERN_MAX_TOP_LOGPROBS);
 }
 
 void sched__apply(sched *s, const model_result *r)
 {
     step *st = step_of(s, r->step);
-    LTD_CHECK(r->step == s->applied + 1 && st->number == r->step, "result of step %lld, expected %lld", (long long)r->step, (long long)s->applied + 1);
+    LTD_CHECK(r->step == s->applied + 1 && st->number == r->step, "result of step %lld, expected %lld",
+              (long long)r->step, (long long)s->applied + 1);
     s->applied++;
     for (int32_t i = 0; i < st->n_entries; i++) apply_entry(s, &st->entries[i], r);
     for (int32_t i = 0; i < st->n_entries; i++) {

@@ -6,7 +6,9 @@
 
 void sched_options_from(const ltd_options *o, const model_info *mi, sched_options *out)
 {
-    int32_t chunk = o->chunked_prefill_size ? (int32_t)o->chunked_prefill_size : strncmp(mi->device, "cpu", 3) == 0 ? 128 : 8192;
+    int32_t chunk = o->chunked_prefill_size              ? (int32_t)o->chunked_prefill_size
+                    : strncmp(mi->device, "cpu", 3) == 0 ? 128
+                                                         : 8192;
     *out = (sched_options){.context_length = mi->context_length,
                            .max_running = (int32_t)o->max_running_requests,
                            .max_queued = (int32_t)o->max_queued_requests,
@@ -22,13 +24,18 @@ void sched_model_limits(const sched_options *o, model_limits *out)
 {
     int32_t rows = o->chunk_rows + o->max_running;
     /* edits of one step: a prefix hit of a whole context, its rows, and the rewrites of the step before */
-    *out = (model_limits){.n_req_rows = o->max_running, .max_rows = rows, .max_samples = rows, .max_edit_slots = 2 * o->context_length + 4 * rows};
+    *out = (model_limits){.n_req_rows = o->max_running,
+                          .max_rows = rows,
+                          .max_samples = rows,
+                          .max_edit_slots = 2 * o->context_length + 4 * rows};
 }
 
-ltd_status sched_create(const sched_options *o, model *m, const tok *t, sched_event_fn *fn, void *user, sched **out, ltd_err *err)
+ltd_status sched_create(const sched_options *o, model *m, const tok *t, sched_event_fn *fn, void *user,
+                        sched **out, ltd_err *err)
 {
-    LTD_CHECK(o->n_slots > 1 && o->max_running > 0 && o->chunk_rows > 0 && o->context_length > 0, "n_slots=%d max_running=%d chunk_rows=%d context=%d", o->n_slots,
-              o->max_running, o->chunk_rows, o->context_length);
+    LTD_CHECK(o->n_slots > 1 && o->max_running > 0 && o->chunk_rows > 0 && o->context_length > 0,
+              "n_slots=%d max_running=%d chunk_rows=%d context=%d", o->n_slots, o->max_running, o->chunk_rows,
+              o->context_length);
     sched *s = ltd_calloc(1, sizeof *s);
     s->o = *o;
     s->m = m;
@@ -50,13 +57,17 @@ ltd_status sched_create(const sched_options *o, model *m, const tok *t, sched_ev
     s->scratch = ltd_alloc(sizeof *s->scratch * 2 * (size_t)o->context_length);
     s->shares = ltd_alloc(sizeof *s->shares * (size_t)o->max_running);
     s->dups = ltd_alloc(sizeof *s->dups * (size_t)o->n_slots);
-    for (int i = 0; i < MODEL_STEPS_IN_FLIGHT; i++) s->steps[i].entries = ltd_calloc((size_t)o->max_running, sizeof(step_entry));
+    for (int i = 0; i < MODEL_STEPS_IN_FLIGHT; i++)
+        s->steps[i].entries = ltd_calloc((size_t)o->max_running, sizeof(step_entry));
     ltd_status st = pool_slots_create(o->n_slots, &s->slots);
     if (st == LTD_OK) st = pool_req_table_create(o->max_running, o->context_length, &s->table);
-    if (st == LTD_OK && o->radix_cache) st = radix_create(&(radix_options){.n_slots = o->n_slots, .keep_borders = !o->reuse_generated}, &s->tree);
+    if (st == LTD_OK && o->radix_cache)
+        st = radix_create(&(radix_options){.n_slots = o->n_slots, .keep_borders = !o->reuse_generated},
+                          &s->tree);
     if (st != LTD_OK) {
         sched_destroy(s);
-        return ltd_fail(err, st, "scheduler: no memory for %d slots and %d sequences of %d tokens", o->n_slots, o->max_running, o->context_length);
+        return ltd_fail(err, st, "scheduler: no memory for %d slots and %d sequences of %d tokens",
+                        o->n_slots, o->max_running, o->context_length);
     }
     *out = s;
     return LTD_OK;
@@ -115,7 +126,8 @@ ltd_status sched_submit(sched *s, const sched_request *r, uint64_t *id, ltd_err 
     else if (s->box.draining || s->box.stop)
         st = ltd_fail(err, LTD_STOPPING, "the server is shutting down and takes no new requests");
     else if (s->box.n_waiting >= s->o.max_queued)
-        st = ltd_fail(err, LTD_FULL, "the queue is full: %d requests are waiting (--max-queued-requests)", s->box.n_waiting);
+        st = ltd_fail(err, LTD_FULL, "the queue is full: %d requests are waiting (--max-queued-requests)",
+                      s->box.n_waiting);
     else {
         s->box.n_waiting++;
         *id = g->id = s->box.next_id++;
@@ -192,9 +204,11 @@ ltd_status sched__check(sched *s, ltd_err *err)
     st = pool_slots_check_owners(s->slots, held, err);
     ltd_free(held);
     if (st == LTD_OK && future != s->reserved)
-        st = ltd_fail(err, LTD_CORRUPT, "reserved slots: counted %lld, the running sequences may take %lld", (long long)s->reserved, (long long)future);
+        st = ltd_fail(err, LTD_CORRUPT, "reserved slots: counted %lld, the running sequences may take %lld",
+                      (long long)s->reserved, (long long)future);
     if (st == LTD_OK && !s->running && s->tree && radix_get_stats(s->tree).n_locked)
-        st = ltd_fail(err, LTD_CORRUPT, "nothing runs, but %d tokens of the tree are locked", radix_get_stats(s->tree).n_locked);
+        st = ltd_fail(err, LTD_CORRUPT, "nothing runs, but %d tokens of the tree are locked",
+                      radix_get_stats(s->tree).n_locked);
     return st;
 }
 
@@ -269,7 +283,8 @@ static void obey(sched *s, command *c)
         break;
     case CMD_CANCEL:
         if ((g = sched__group_find(s, c->id)) == NULL) break;
-        log_debug("sched", "id=%s group=%llu cancelled reason=%d ended=%d of=%d", g->label, (unsigned long long)g->id, (int)c->why, g->n_ended, g->n_seqs);
+        log_debug("sched", "id=%s group=%llu cancelled reason=%d ended=%d of=%d", g->label,
+                  (unsigned long long)g->id, (int)c->why, g->n_ended, g->n_seqs);
         sched__group_cancel(s, g, SCHED_ABORT);
         break;
     case CMD_DEBUG:
@@ -353,7 +368,8 @@ static void after_step(sched *s)
 {
     ltd_err err;
     publish(s);
-    if (s->o.check_every_step && sched__check(s, &err) != LTD_OK) LTD_CHECK(false, "step=%lld: %s", (long long)s->launched, err.text);
+    if (s->o.check_every_step && sched__check(s, &err) != LTD_OK)
+        LTD_CHECK(false, "step=%lld: %s", (long long)s->launched, err.text);
 }
 
 static bool launch_next(sched *s)
@@ -363,7 +379,8 @@ static bool launch_next(sched *s)
     ltd_status st = LTD_AGAIN;
     if (sched__plan(s)) {
         st = model_launch(s->m, s->plan);
-        LTD_CHECK(st == LTD_OK || st == LTD_DEVICE, "step=%lld: launch: %s", (long long)s->plan->step, ltd_status_name(st));
+        LTD_CHECK(st == LTD_OK || st == LTD_DEVICE, "step=%lld: launch: %s", (long long)s->plan->step,
+                  ltd_status_name(st));
         if (st == LTD_OK) sched__launched(s);
     }
     sched__guard(s, false);
@@ -383,7 +400,9 @@ ltd_status sched_step(sched *s, int64_t now_us, int64_t *wake_us)
     sched__expire(s);
     while (apply_one(s)) did = true;
     bool asleep = s->sleep_until_us > now_us;
-    if (!s->lost && !asleep && s->launched - s->applied < (s->o.overlap ? MODEL_STEPS_IN_FLIGHT : 1) && launch_next(s)) did = true;
+    if (!s->lost && !asleep && s->launched - s->applied < (s->o.overlap ? MODEL_STEPS_IN_FLIGHT : 1) &&
+        launch_next(s))
+        did = true;
     if (!s->lost && !did && !asleep && s->launched > s->applied) {
         await(s);
         did = true;

@@ -17,7 +17,8 @@ void sched__output_init(sched *s, seq *q)
     tok_stream_init(&q->out.stream, s->t, q->g->skip_special);
     /* sized so that decoding allocates nothing: what can be held, and a token's text */
     ltd_buf_reserve(&q->out.text, q->g->longest_stop + 2048);
-    q->out.cap_held = q->g->n_logprobs >= 0 ? (int32_t)(q->g->longest_stop < 512 ? q->g->longest_stop : 512) + 16 : 0;
+    q->out.cap_held =
+        q->g->n_logprobs >= 0 ? (int32_t)(q->g->longest_stop < 512 ? q->g->longest_stop : 512) + 16 : 0;
     if (!q->out.cap_held) return;
     q->out.held = ltd_alloc(sizeof *q->out.held * (size_t)q->out.cap_held);
     q->out.tokens = ltd_alloc(sizeof *q->out.tokens * (size_t)q->out.cap_held);
@@ -46,7 +47,8 @@ static void base_event(const sched *s, const seq *q, sched_event *ev)
                         .prompt_tokens = q->n_prompt,
                         .cached_tokens = q->n_cached,
                         .completion_tokens = q->n_tokens - q->n_prompt,
-                        .queued_us = q->admitted_us ? q->admitted_us - g->submitted_us : s->now_us - g->submitted_us,
+                        .queued_us =
+                            q->admitted_us ? q->admitted_us - g->submitted_us : s->now_us - g->submitted_us,
                         .first_token_us = q->first_token_us ? q->first_token_us - g->submitted_us : 0,
                         .group_done = g->n_ended == g->n_seqs};
 }
@@ -61,7 +63,8 @@ static void post(sched *s, seq *q, size_t n)
     ev.text_len = n;
     while (ev.n_tokens < o->n_held && o->held[ev.n_tokens].end <= o->text_at + (int64_t)n) {
         const held_token *h = &o->held[ev.n_tokens];
-        o->tokens[ev.n_tokens++] = (sched_token){.id = h->id, .logprob = h->logprob, .top_ids = h->top_ids, .top_logprobs = h->top_logprobs};
+        o->tokens[ev.n_tokens++] = (sched_token){
+            .id = h->id, .logprob = h->logprob, .top_ids = h->top_ids, .top_logprobs = h->top_logprobs};
     }
     ev.tokens = o->tokens;
     if (!n && !ev.n_tokens && q->finish == SCHED_RUNNING) return;
@@ -131,7 +134,8 @@ static void add_text(sched *s, seq *q, int32_t id)
     tok_stream_add(&o->stream, id, &o->text);
 }
 
-static void hold_token(sched *s, seq *q, int32_t id, float logprob, const int32_t *top_ids, const float *top_logprobs)
+static void hold_token(sched *s, seq *q, int32_t id, float logprob, const int32_t *top_ids,
+                       const float *top_logprobs)
 {
     seq_output *o = &q->out;
     int32_t n = q->g->n_logprobs;
@@ -162,7 +166,8 @@ static void end_at_stop(sched *s, seq *q, size_t begin, int32_t which)
     sched__seq_end(s, q, SCHED_STOP);
 }
 
-void sched__output_token(sched *s, seq *q, int32_t id, float logprob, const int32_t *top_ids, const float *top_logprobs)
+void sched__output_token(sched *s, seq *q, int32_t id, float logprob, const int32_t *top_ids,
+                         const float *top_logprobs)
 {
     seq_output *o = &q->out;
     size_t begin = 0;
@@ -190,12 +195,14 @@ void sched__output_end(sched *s, seq *q)
 {
     seq_output *o = &q->out;
     if (o->stream.t) tok_stream_flush(&o->stream, &o->text); /* NULL: it ended in the queue */
-    for (int32_t i = 0; i < o->n_held; i++) /* nothing is taken back any more */
-        if (o->held[i].end > o->text_at + (int64_t)o->text.len) o->held[i].end = o->text_at + (int64_t)o->text.len;
+    for (int32_t i = 0; i < o->n_held; i++)                  /* nothing is taken back any more */
+        if (o->held[i].end > o->text_at + (int64_t)o->text.len)
+            o->held[i].end = o->text_at + (int64_t)o->text.len;
     post(s, q, o->text.len);
 }
 
-void sched__output_scores(sched *s, seq *q, const model_result *r, int32_t first_sample, int32_t n, int32_t pos0)
+void sched__output_scores(sched *s, seq *q, const model_result *r, int32_t first_sample, int32_t n,
+                          int32_t pos0)
 {
     enum { LOT = 64 };
     sched_token tokens[LOT];

@@ -29,7 +29,8 @@ static void place(sched *s, group *g, int32_t at)
 /* Puts g where it belongs, starting from the free place at. */
 static void settle(sched *s, group *g, int32_t at)
 {
-    for (int32_t up; at > 0 && s->timers[up = (at - 1) / 2]->due_us > g->due_us; at = up) place(s, s->timers[up], at);
+    for (int32_t up; at > 0 && s->timers[up = (at - 1) / 2]->due_us > g->due_us; at = up)
+        place(s, s->timers[up], at);
     for (int32_t down; (down = 2 * at + 1) < s->n_timers; at = down) {
         if (down + 1 < s->n_timers && s->timers[down + 1]->due_us < s->timers[down]->due_us) down++;
         if (s->timers[down]->due_us >= g->due_us) break;

@@ -19,7 +19,14 @@ static int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
 static void init_seq(const sched *s, const sched_request *r, group *g, seq *q, int32_t index)
 {
     int32_t prompt = index / r->n, n = r->prompt_lens[prompt];
-    *q = (seq){.g = g, .index = index, .choice = index % r->n, .n_prompt = n, .n_tokens = n, .req_row = -1, .stop_id = -1, .stop_string = -1};
+    *q = (seq){.g = g,
+               .index = index,
+               .choice = index % r->n,
+               .n_prompt = n,
+               .n_tokens = n,
+               .req_row = -1,
+               .stop_id = -1,
+               .stop_string = -1};
     /* the last drawn token needs no slot: a pool of n slots gives a prompt of p tokens n - p + 1 more */
     q->max_out = min32(r->max_tokens, min32(s->o.context_length - n, s->o.n_slots - n + 1));
     q->n_target = q->max_out > 0 ? n : n - 1;
@@ -39,18 +46,25 @@ static void init_seq(const sched *s, const sched_request *r, group *g, seq *q, i
 
 static ltd_status check_request(const sched *s, const sched_request *r, ltd_err *err)
 {
-    if (r->n_prompts < 1 || r->n < 1 || r->max_tokens < 0 || r->n_stops < 0 || r->n_stops > SCHED_MAX_STOPS || r->n_stop_ids < 0 ||
-        r->n_stop_ids > SCHED_MAX_STOP_IDS)
-        return ltd_fail(err, LTD_INVALID, "a request of %d prompts, n %d, max_tokens %d, %d stops, %d stop ids", r->n_prompts, r->n, r->max_tokens, r->n_stops, r->n_stop_ids);
+    if (r->n_prompts < 1 || r->n < 1 || r->max_tokens < 0 || r->n_stops < 0 || r->n_stops > SCHED_MAX_STOPS ||
+        r->n_stop_ids < 0 || r->n_stop_ids > SCHED_MAX_STOP_IDS)
+        return ltd_fail(err, LTD_INVALID,
+                        "a request of %d prompts, n %d, max_tokens %d, %d stops, %d stop ids", r->n_prompts,
+                        r->n, r->max_tokens, r->n_stops, r->n_stop_ids);
     for (int32_t i = 0; i < r->n_stops; i++)
         if (!r->stop_lens[i]) return ltd_fail(err, LTD_INVALID, "stop string %d is empty", i);
     for (int32_t i = 0; i < r->n_prompts; i++) {
         int32_t n = r->prompt_lens[i], room = r->max_tokens > 0 ? 1 : 0;
         if (n < 1) return ltd_fail(err, LTD_INVALID, "prompt %d is empty", i);
         if (n + room > s->o.context_length)
-            return ltd_fail(err, LTD_TOO_LARGE, "prompt of %d tokens: the context holds %d, one of them for the answer", n, s->o.context_length);
+            return ltd_fail(err, LTD_TOO_LARGE,
+                            "prompt of %d tokens: the context holds %d, one of them for the answer", n,
+                            s->o.context_length);
         if (n + 1 > s->o.n_slots)
-            return ltd_fail(err, LTD_TOO_LARGE, "prompt of %d tokens can never fit: with one more for the answer it needs %d slots, the token pool has %d", n, n + 1, s->o.n_slots);
+            return ltd_fail(err, LTD_TOO_LARGE,
+                            "prompt of %d tokens can never fit: with one more for the answer it needs %d "
+                            "slots, the token pool has %d",
+                            n, n + 1, s->o.n_slots);
     }
     return LTD_OK;
 }
@@ -168,7 +182,10 @@ static void give_up_slots(sched *s, seq *q)
 {
     int32_t *row = pool_req_row(s->table, q->req_row), keep = 0;
     if (s->tree && !q->poisoned) {
-        radix_key key = {.tokens = q->tokens, .n_tokens = min32(q->n_computed, q->n_tokens), .n_prompt = q->n_prompt, .salt = {q->g->salt[0], q->g->salt[1]}};
+        radix_key key = {.tokens = q->tokens,
+                         .n_tokens = min32(q->n_computed, q->n_tokens),
+                         .n_prompt = q->n_prompt,
+                         .salt = {q->g->salt[0], q->g->salt[1]}};
         int32_t n_dup = 0;
         keep = key.n_tokens;
         if (keep > q->path.n_tokens) {
@@ -185,7 +202,8 @@ static void give_up_slots(sched *s, seq *q)
 
 void sched__seq_release(sched *s, seq *q)
 {
-    LTD_CHECK(q->in_flight == 0 && q->finish != SCHED_RUNNING, "release of a sequence with %d steps in flight", q->in_flight);
+    LTD_CHECK(q->in_flight == 0 && q->finish != SCHED_RUNNING,
+              "release of a sequence with %d steps in flight", q->in_flight);
     if (q->req_row < 0) return;
     give_up_slots(s, q);
     pool_req_row_give(s->table, q->req_row);
@@ -236,7 +254,8 @@ void sched__expire(sched *s)
     while (s->n_timers && s->timers[0]->due_us <= s->now_us) {
         group *g = s->timers[0];
         log_info("sched", "id=%s group=%llu expired=%s waited_ms=%lld", g->label, (unsigned long long)g->id,
-                 g->deadline_us && g->deadline_us <= s->now_us ? "deadline" : "queue", (long long)(s->now_us - g->submitted_us) / 1000);
+                 g->deadline_us && g->deadline_us <= s->now_us ? "deadline" : "queue",
+                 (long long)(s->now_us - g->submitted_us) / 1000);
         sched__group_cancel(s, g, SCHED_ABORT); /* all its sequences have ended: no timer any more */
     }
 }

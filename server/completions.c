@@ -106,10 +106,7 @@ void srv__gen_fail(srv_gen *g, const srv_error *e)
     g->error = *e;
 }
 
-bool srv__gen_done(const srv_gen *g)
-{
-    return g->failed || g->n_finished == g->n_choices;
-}
+bool srv__gen_done(const srv_gen *g) { return g->failed || g->n_finished == g->n_choices; }
 
 /* Scores of a prompt come once for each choice, and again after a retraction: what is known already is
  * skipped. */
@@ -247,10 +244,7 @@ static void parsed(srv_job *job)
     srv__groups_put(&s->groups, id, req);
 }
 
-void srv__completions(srv_req *req)
-{
-    srv__job_start(req, run_parse, parsed, 0);
-}
+void srv__completions(srv_req *req) { srv__job_start(req, run_parse, parsed, 0); }
 
 /* ---------------------------------------------------------------- what the engine says */
 

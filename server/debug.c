@@ -53,18 +53,9 @@ static int64_t argument(const srv_req *req, const char *name, int64_t lo, int64_
     return n < lo ? lo : n > hi ? hi : n;
 }
 
-void srv__debug_check(srv_req *req)
-{
-    srv__job_start(req, run_check, answered, 0);
-}
-void srv__debug_dump(srv_req *req)
-{
-    srv__job_start(req, run_dump, answered, 0);
-}
-void srv__debug_flush(srv_req *req)
-{
-    srv__job_start(req, run_flush, answered, 0);
-}
+void srv__debug_check(srv_req *req) { srv__job_start(req, run_check, answered, 0); }
+void srv__debug_dump(srv_req *req) { srv__job_start(req, run_dump, answered, 0); }
+void srv__debug_flush(srv_req *req) { srv__job_start(req, run_flush, answered, 0); }
 void srv__debug_sleep(srv_req *req)
 {
     srv__job_start(req, run_sleep, answered, argument(req, "ms", 0, 60000));

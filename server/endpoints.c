@@ -12,10 +12,7 @@ static ltd_buf *answer_json(srv_req *req)
 
 /* ---------------------------------------------------------------- state */
 
-static void live(srv_req *req)
-{
-    ltd_buf_str(answer_json(req), "{\"status\":\"ok\"}");
-}
+static void live(srv_req *req) { ltd_buf_str(answer_json(req), "{\"status\":\"ok\"}"); }
 
 static void ready(srv_req *req)
 {
@@ -100,14 +97,8 @@ static void run_detokenize(srv_job *job)
     job->st = srv__detokenize(&job->s->c, job->body.data ? job->body.data : "", job->body.len, &job->out,
                               &job->error);
 }
-static void tokenize(srv_req *req)
-{
-    srv__job_start(req, run_tokenize, tokenized, 0);
-}
-static void detokenize(srv_req *req)
-{
-    srv__job_start(req, run_detokenize, tokenized, 0);
-}
+static void tokenize(srv_req *req) { srv__job_start(req, run_tokenize, tokenized, 0); }
+static void detokenize(srv_req *req) { srv__job_start(req, run_detokenize, tokenized, 0); }
 
 static void chat(srv_req *req)
 {

@@ -22,17 +22,11 @@ enum {
 
 /* ---------------------------------------------------------------- connections */
 
-static void conn_free(uv_handle_t *h)
-{
-    ltd_free(h->data);
-}
+static void conn_free(uv_handle_t *h) { ltd_free(h->data); }
 
 /* libmicrohttpd (0.9.75, edge-triggered) does not see an end that came together with data: what it still has
  * to do for a client that left gets a moment, then the tick closes the connection. */
-static void linger(srv_conn *conn)
-{
-    conn->deadline_ms = (int64_t)uv_now(&conn->s->loop) + LEFT_MS;
-}
+static void linger(srv_conn *conn) { conn->deadline_ms = (int64_t)uv_now(&conn->s->loop) + LEFT_MS; }
 
 static void on_conn_poll(uv_poll_t *p, int status, int events)
 {

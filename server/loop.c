@@ -52,10 +52,7 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-uint64_t srv__random(srv *s)
-{
-    return mix(s->id_seed[0] ^ mix(s->id_seed[1] + ++s->id_next));
-}
+uint64_t srv__random(srv *s) { return mix(s->id_seed[0] ^ mix(s->id_seed[1] + ++s->id_next)); }
 
 void srv__new_id(srv *s, char out[SRV_ID_CHARS + 1])
 {
@@ -105,14 +102,8 @@ static void turn(srv *s)
     if ((s->phase == SRV_DRAINING || s->phase == SRV_STOPPING) && s->n_active == 0) finish(s);
 }
 
-static void on_prepare(uv_prepare_t *h)
-{
-    turn(h->data);
-}
-static void on_check(uv_check_t *h)
-{
-    turn(h->data);
-}
+static void on_prepare(uv_prepare_t *h) { turn(h->data); }
+static void on_check(uv_check_t *h) { turn(h->data); }
 
 static void on_mhd_poll(uv_poll_t *p, int status, int events)
 {
@@ -130,10 +121,7 @@ static void on_event(void *user, const sched_event *ev)
     if (srv__queue_push(s->queue, ev)) uv_async_send(&s->wake);
 }
 
-static void on_message(void *user, const srv_msg *m)
-{
-    srv__completions_event(user, m);
-}
+static void on_message(void *user, const srv_msg *m) { srv__completions_event(user, m); }
 
 static void fault(srv *s)
 {
@@ -233,7 +221,8 @@ static void on_wake(uv_async_t *a)
     srv *s = a->data;
     if (!s->sched && !s->closing) loaded(s);
     if (s->sched) s->n_messages += srv__queue_drain(s->queue, on_message, s);
-    if (s->look_for_fault) srv__check_fault(s); /* at once: nobody may be told "ready" by an engine that is lost */
+    if (s->look_for_fault)
+        srv__check_fault(s); /* at once: nobody may be told "ready" by an engine that is lost */
     s->look_for_fault = false;
 }
 
@@ -274,10 +263,7 @@ static void finish(srv *s)
     uv_walk(&s->loop, close_handle, NULL);
 }
 
-static void on_cut_off(uv_timer_t *t)
-{
-    finish(t->data);
-}
+static void on_cut_off(uv_timer_t *t) { finish(t->data); }
 
 /* --shutdown-timeout is over: the engine ends what runs, and a moment is left for the last frames. */
 static void on_drained_too_long(uv_timer_t *t)

@@ -16,10 +16,7 @@ static size_t skip_string(const char *s, size_t len, size_t i)
     return i < len ? i + 1 : len;
 }
 
-static bool number_like(char c)
-{
-    return (c >= '0' && c <= '9') || (c && strchr("+-.eE", c));
-}
+static bool number_like(char c) { return (c >= '0' && c <= '9') || (c && strchr("+-.eE", c)); }
 
 /* Whether s[i..) is a value that JSON has no word for (NaN, Infinity) or a number that no double holds. */
 static bool bad_number(const char *s, size_t len, size_t i)
@@ -257,10 +254,7 @@ ltd_status srv__fields_unserved(const cJSON *o, int64_t n, srv_error *e)
 
 /* ---------------------------------------------------------------- salts */
 
-static uint64_t rotl(uint64_t x, int n)
-{
-    return x << n | x >> (64 - n);
-}
+static uint64_t rotl(uint64_t x, int n) { return x << n | x >> (64 - n); }
 
 static void sip_round(uint64_t v[4])
 {

@@ -63,7 +63,8 @@ static bool echo(srv_gen *g, int32_t choice, ltd_buf *out)
 static bool choice_frame(srv_gen *g, int32_t choice, ltd_buf *out)
 {
     srv_choice *ch = &g->choices[choice];
-    bool finished = ch->finish && !g->failed; /* of a failed one only the text that is there, then the error */
+    bool finished =
+        ch->finish && !g->failed; /* of a failed one only the text that is there, then the error */
     if (ch->end_sent || (!ch->text.len && !finished)) return false;
     if (!echo(g, choice, out)) return false;
     /* A long backlog leaves in parts, but where log-probabilities belong to the text. */

@@ -27,10 +27,7 @@ static ltd_status parse_n(const char *text, size_t len, const ltd_json_limits *l
     return st;
 }
 
-static ltd_status parse(const char *text, cJSON **out)
-{
-    return parse_n(text, strlen(text), NULL, out);
-}
+static ltd_status parse(const char *text, cJSON **out) { return parse_n(text, strlen(text), NULL, out); }
 
 static void accepts(const char *text)
 {

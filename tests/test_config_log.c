@@ -42,10 +42,7 @@ static void sink_open(sink *s)
     assert_int_equal(pipe(s->fd), 0);
 }
 
-static void sink_read(sink *s)
-{
-    assert_int_equal(pthread_create(&s->thread, NULL, sink_main, s), 0);
-}
+static void sink_read(sink *s) { assert_int_equal(pthread_create(&s->thread, NULL, sink_main, s), 0); }
 
 /* Ends the writing side; then s->got is all that was written. */
 static void sink_close(sink *s)

@@ -66,10 +66,7 @@ static void write_file(const char *text)
     fclose(f);
 }
 
-static bool is_value(const opt_row *r)
-{
-    return r->type != OPT_T_CONFIG && r->type != OPT_T_ACTION;
-}
+static bool is_value(const opt_row *r) { return r->type != OPT_T_CONFIG && r->type != OPT_T_ACTION; }
 
 /* ---------------------------------------------------------------- defaults */
 

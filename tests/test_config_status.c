@@ -82,10 +82,7 @@ static void fail_cuts_between_characters(void **state)
     }
 }
 
-static void failing_check(void)
-{
-    LTD_CHECK(1 + 1 == 3, "state=%d", 42);
-}
+static void failing_check(void) { LTD_CHECK(1 + 1 == 3, "state=%d", 42); }
 
 static void check_failed_says_where_and_aborts(void **state)
 {
@@ -121,10 +118,7 @@ static void alloc_gives_what_was_asked(void **state)
     ltd_free(NULL);
 }
 
-static void calloc_too_large(void)
-{
-    ltd_free(ltd_calloc(SIZE_MAX / 2, 3));
-}
+static void calloc_too_large(void) { ltd_free(ltd_calloc(SIZE_MAX / 2, 3)); }
 
 static void calloc_when_product_overflows_dies(void **state)
 {

@@ -1,19 +1,10 @@
 /* attn_decode and attn_prefill. */
 #include "tests/support/ktest.h"
 
-static ltd_status run_decode(const kern_ctx *c, const void *a)
-{
-    return c->ops->attn_decode(c, a);
-}
-static ltd_status run_prefill(const kern_ctx *c, const void *a)
-{
-    return c->ops->attn_prefill(c, a);
-}
+static ltd_status run_decode(const kern_ctx *c, const void *a) { return c->ops->attn_decode(c, a); }
+static ltd_status run_prefill(const kern_ctx *c, const void *a) { return c->ops->attn_prefill(c, a); }
 
-static kern_dtype dtype(int bit)
-{
-    return bit ? KERN_BF16 : KERN_F32;
-}
+static kern_dtype dtype(int bit) { return bit ? KERN_BF16 : KERN_F32; }
 
 static kern_tensor part(kern_tensor t, int64_t elements)
 {

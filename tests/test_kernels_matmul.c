@@ -1,18 +1,9 @@
 /* matmul, grouped_matmul, heads_matmul and the weights that they read. */
 #include "tests/support/ktest.h"
 
-static ltd_status run_matmul(const kern_ctx *c, const void *a)
-{
-    return c->ops->matmul(c, a);
-}
-static ltd_status run_grouped(const kern_ctx *c, const void *a)
-{
-    return c->ops->grouped_matmul(c, a);
-}
-static ltd_status run_heads(const kern_ctx *c, const void *a)
-{
-    return c->ops->heads_matmul(c, a);
-}
+static ltd_status run_matmul(const kern_ctx *c, const void *a) { return c->ops->matmul(c, a); }
+static ltd_status run_grouped(const kern_ctx *c, const void *a) { return c->ops->grouped_matmul(c, a); }
+static ltd_status run_heads(const kern_ctx *c, const void *a) { return c->ops->heads_matmul(c, a); }
 
 static double dot(const kern_tensor *x, int64_t at, const float *w, int32_t k)
 {
@@ -21,10 +12,7 @@ static double dot(const kern_tensor *x, int64_t at, const float *w, int32_t k)
     return sum;
 }
 
-static double tolerance(kern_dtype out)
-{
-    return out == KERN_BF16 ? 2e-3 : 2e-6;
-}
+static double tolerance(kern_dtype out) { return out == KERN_BF16 ? 2e-3 : 2e-6; }
 
 /* ---------------------------------------------------------------- dense */
 

@@ -1,18 +1,9 @@
 /* Routing, the sort by expert, the sum of expert outputs. */
 #include "tests/support/ktest.h"
 
-static ltd_status run_route(const kern_ctx *c, const void *a)
-{
-    return c->ops->route(c, a);
-}
-static ltd_status run_sort(const kern_ctx *c, const void *a)
-{
-    return c->ops->moe_sort(c, a);
-}
-static ltd_status run_combine(const kern_ctx *c, const void *a)
-{
-    return c->ops->moe_combine(c, a);
-}
+static ltd_status run_route(const kern_ctx *c, const void *a) { return c->ops->route(c, a); }
+static ltd_status run_sort(const kern_ctx *c, const void *a) { return c->ops->moe_sort(c, a); }
+static ltd_status run_combine(const kern_ctx *c, const void *a) { return c->ops->moe_combine(c, a); }
 
 /* One row on every device; weights to 1e-5 relative. */
 static void route_gives(const kt_devices *d, const float *logits, const kern_route_args *with,

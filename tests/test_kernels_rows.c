@@ -2,10 +2,7 @@
 #include "tests/support/ktest.h"
 
 #define RUN(op)                                                                                              \
-    static ltd_status run_##op(const kern_ctx *c, const void *a)                                             \
-    {                                                                                                        \
-        return c->ops->op(c, a);                                                                             \
-    }
+    static ltd_status run_##op(const kern_ctx *c, const void *a) { return c->ops->op(c, a); }
 RUN(embed)
 RUN(add_norm)
 RUN(rope)
@@ -15,15 +12,9 @@ RUN(mha_write)
 RUN(silu_mul)
 RUN(merge)
 
-static double tolerance(kern_dtype t)
-{
-    return t == KERN_BF16 ? 2e-3 : 2e-6;
-}
+static double tolerance(kern_dtype t) { return t == KERN_BF16 ? 2e-3 : 2e-6; }
 
-static kern_dtype dtype(int bit)
-{
-    return bit ? KERN_BF16 : KERN_F32;
-}
+static kern_dtype dtype(int bit) { return bit ? KERN_BF16 : KERN_F32; }
 
 /* ---------------------------------------------------------------- embed */
 

@@ -2,10 +2,7 @@
  * drawn. */
 #include "tests/support/ktest.h"
 
-static ltd_status run_sample(const kern_ctx *c, const void *a)
-{
-    return c->ops->sample(c, a);
-}
+static ltd_status run_sample(const kern_ctx *c, const void *a) { return c->ops->sample(c, a); }
 
 typedef struct sampling {
     kern_sample_args a;

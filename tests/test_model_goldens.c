@@ -18,9 +18,9 @@ enum { MAX_PROMPTS = 8, MAX_LEN = 512 };
 typedef struct golden {
     int32_t n, n_pos;
     const int32_t *ids;
-    int32_t pos[MAX_LEN];  /* positions whose logits are stored */
-    const float *f32;      /* [n_pos][vocab] */
-    const float *bf16;     /* the last n_bf16 positions, or NULL */
+    int32_t pos[MAX_LEN]; /* positions whose logits are stored */
+    const float *f32;     /* [n_pos][vocab] */
+    const float *bf16;    /* the last n_bf16 positions, or NULL */
     int32_t n_bf16;
 } golden;
 
@@ -38,7 +38,8 @@ static int load_goldens(const st_files *f, golden *g)
         const st_tensor *ids = find(f, n, "ids"), *f32 = find(f, n, "logits_f32"), *pos = find(f, n, "pos");
         if (!ids) break;
         assert_non_null(f32);
-        g[n] = (golden){.n = (int32_t)ids->shape[0], .n_pos = (int32_t)f32->shape[0], .ids = ids->data, .f32 = f32->data};
+        g[n] = (golden){
+            .n = (int32_t)ids->shape[0], .n_pos = (int32_t)f32->shape[0], .ids = ids->data, .f32 = f32->data};
         assert_true(g[n].n <= MAX_LEN);
         assert_true(((uintptr_t)ids->data & 3) == 0 && ((uintptr_t)f32->data & 3) == 0);
         for (int32_t i = 0; i < g[n].n_pos; i++) g[n].pos[i] = pos ? ((const int32_t *)pos->data)[i] : i;
@@ -62,10 +63,12 @@ static double distance(const golden *g, const float *ours, int32_t vocab)
     return sqrt(d / norm); /* NaN fails every comparison below */
 }
 
-static void near_golden(const char *name, const char *how, int p, const golden *g, const float *ours, int32_t vocab)
+static void near_golden(const char *name, const char *how, int p, const golden *g, const float *ours,
+                        int32_t vocab)
 {
     double d = distance(g, ours, vocab);
-    if (!(d < 1e-3)) fail_msg("%s: prompt %d %s: %.3g from transformers' fp32, more than 1e-3", name, p, how, d);
+    if (!(d < 1e-3))
+        fail_msg("%s: prompt %d %s: %.3g from transformers' fp32, more than 1e-3", name, p, how, d);
 }
 
 static void same_bits(const char *name, const char *how, int p, const float *a, const float *b, int64_t n)
@@ -73,7 +76,8 @@ static void same_bits(const char *name, const char *how, int p, const float *a, 
     if (memcmp(a, b, (size_t)n * sizeof *a) == 0) return;
     int64_t i = 0;
     while (memcmp(&a[i], &b[i], sizeof *a) == 0) i++;
-    fail_msg("%s: prompt %d %s: other bits, first at element %lld: %.9g, was %.9g", name, p, how, (long long)i, (double)a[i], (double)b[i]);
+    fail_msg("%s: prompt %d %s: other bits, first at element %lld: %.9g, was %.9g", name, p, how,
+             (long long)i, (double)a[i], (double)b[i]);
 }
 
 /* Slots are dealt in a shuffled order, so that nothing works by being contiguous. */
@@ -82,7 +86,8 @@ static void deal(int32_t *slots, int32_t n, int32_t first)
     for (int32_t i = 0; i < n; i++) slots[i] = first + (i * 37) % 512;
 }
 
-static void run_chunks(runner *r, const golden *g, int32_t req_row, const int32_t *slots, int32_t from, int32_t chunk, float *out)
+static void run_chunks(runner *r, const golden *g, int32_t req_row, const int32_t *slots, int32_t from,
+                       int32_t chunk, float *out)
 {
     int64_t vocab = r->info->vocab_size;
     for (int32_t pos = from; pos < g->n; pos += chunk) {
@@ -101,7 +106,12 @@ static void as_generated(const char *name, runner *r, const golden *g, int p, co
     memcpy(out, whole, (size_t)(g->n * vocab) * sizeof *out);
     deal(slots, g->n, 1025);
     for (int32_t pos = 0; pos < g->n; pos += pos ? 1 : half) {
-        runner_rows q = {.req_row = 2, .ids = g->ids, .slots = slots, .pos0 = pos, .n = pos ? 1 : half, .absorbed = pos > 0};
+        runner_rows q = {.req_row = 2,
+                         .ids = g->ids,
+                         .slots = slots,
+                         .pos0 = pos,
+                         .n = pos ? 1 : half,
+                         .absorbed = pos > 0};
         runner_step(r, &q, 1, 0);
         memcpy(out + pos * vocab, r->logits, (size_t)(q.n * vocab) * sizeof *out);
         if (!pos && !half) break;
@@ -152,7 +162,8 @@ static void check_batch(const char *name, runner *r, const golden *g, int n, flo
     }
     assert_true(rows <= r->limits.max_rows);
     runner_step(r, q, n, 0);
-    for (int i = 0; i < n; at += g[i++].n * vocab) same_bits(name, "in a mixed batch", i, r->logits + at, whole[i], g[i].n * vocab);
+    for (int i = 0; i < n; at += g[i++].n * vocab)
+        same_bits(name, "in a mixed batch", i, r->logits + at, whole[i], g[i].n * vocab);
 }
 
 static void check_checkpoint(const char *dir, const char *name, bool mha)
@@ -202,11 +213,13 @@ static void check_bf16(const char *dir, const char *name)
         deal(slots, g[p].n, 1);
         float *out = ltd_alloc((size_t)(g[p].n * vocab) * sizeof *out);
         run_chunks(&r, &g[p], 0, slots, 0, g[p].n, out);
-        int32_t k = g[p].n_bf16 < g[p].n_pos ? g[p].n_bf16 : g[p].n_pos; /* the last k positions are in all three */
+        int32_t k =
+            g[p].n_bf16 < g[p].n_pos ? g[p].n_bf16 : g[p].n_pos; /* the last k positions are in all three */
         for (int32_t i = 0; i < k; i++)
             for (int64_t j = 0; j < vocab; j++) {
                 double truth = g[p].f32[(g[p].n_pos - k + i) * vocab + j];
-                double a = out[(int64_t)(g[p].n - k + i) * vocab + j] - truth, b = g[p].bf16[(int64_t)(g[p].n_bf16 - k + i) * vocab + j] - truth;
+                double a = out[(int64_t)(g[p].n - k + i) * vocab + j] - truth,
+                       b = g[p].bf16[(int64_t)(g[p].n_bf16 - k + i) * vocab + j] - truth;
                 ours += a * a, theirs += b * b;
             }
         ltd_free(out);
@@ -214,7 +227,8 @@ static void check_bf16(const char *dir, const char *name)
     runner_close(&r);
     st_close(f);
     if (theirs > 0 && !(sqrt(ours) <= 1.25 * sqrt(theirs)))
-        fail_msg("%s: bf16 logits are %.3g from fp32, transformers' bf16 %.3g: more than 1.25 times", name, sqrt(ours), sqrt(theirs));
+        fail_msg("%s: bf16 logits are %.3g from fp32, transformers' bf16 %.3g: more than 1.25 times", name,
+                 sqrt(ours), sqrt(theirs));
     print_message("%s: bf16 distance from fp32 %.4g, transformers %.4g\n", name, sqrt(ours), sqrt(theirs));
 }
 

@@ -26,19 +26,24 @@ static void check(bool mha, opt_dtype dtype, int32_t chunk, const char *key)
     tok *t;
     model_ppl got;
     runner r;
-    if (ltd_json_parse_file("tests/models/demo/heldout.json", 0, &want, &err) != LTD_OK) fail_msg("%s", err.text);
-    if (ltd_read_file("tests/models/demo/heldout.txt", 0, &text, &n, &err) != LTD_OK) fail_msg("%s", err.text);
+    if (ltd_json_parse_file("tests/models/demo/heldout.json", 0, &want, &err) != LTD_OK)
+        fail_msg("%s", err.text);
+    if (ltd_read_file("tests/models/demo/heldout.txt", 0, &text, &n, &err) != LTD_OK)
+        fail_msg("%s", err.text);
     if (tok_load(dir, 0, &t, &err) != LTD_OK) fail_msg("%s", err.text);
     ltd_options o = runner_options(dir);
     o.disable_mla = mha;
     o.dtype = dtype;
     runner_open(&r, &o, chunk, 1);
     model__capture(r.m, NULL);
-    if (model_perplexity(r.m, t, text, n, (int32_t)number(want, "window"), &got, &err) != LTD_OK) fail_msg("%s", err.text);
-    print_message("tokens=%lld perplexity=%.6f, transformers %.6f\n", (long long)got.n_tokens, got.perplexity, number(want, key));
+    if (model_perplexity(r.m, t, text, n, (int32_t)number(want, "window"), &got, &err) != LTD_OK)
+        fail_msg("%s", err.text);
+    print_message("tokens=%lld perplexity=%.6f, transformers %.6f\n", (long long)got.n_tokens, got.perplexity,
+                  number(want, key));
     assert_int_equal(got.n_tokens, (int64_t)number(want, "tokens"));
     double d = got.perplexity / number(want, key) - 1;
-    if (!(fabs(d) < (dtype == OPT_DTYPE_BF16 ? 1e-3 : 2e-5))) fail_msg("perplexity %.6f is %.2g off transformers' %.6f", got.perplexity, d, number(want, key));
+    if (!(fabs(d) < (dtype == OPT_DTYPE_BF16 ? 1e-3 : 2e-5)))
+        fail_msg("perplexity %.6f is %.2g off transformers' %.6f", got.perplexity, d, number(want, key));
     runner_close(&r);
     tok_destroy(t);
     ltd_free(text);

@@ -127,7 +127,7 @@ static void scalar_and_empty_shapes_are_kept(void **state)
 {
     (void)state;
     st_files *f = open_good("{" A ",\"s\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[4,8]},\"e\":{"
-                                  "\"dtype\":\"I64\",\"shape\":[0,5],\"data_offsets\":[4,4]}}",
+                            "\"dtype\":\"I64\",\"shape\":[0,5],\"data_offsets\":[4,4]}}",
                             eight, 8);
     assert_int_equal(st_find(f, "s")->rank, 0);
     assert_int_equal(st_find(f, "s")->bytes, 4);

@@ -83,10 +83,7 @@ static void string_of(const cJSON *v, ltd_buf *out)
     }
 }
 
-static void case_text(const cJSON *c, ltd_buf *out)
-{
-    string_of(ltd_json_get(c, "text"), out);
-}
+static void case_text(const cJSON *c, ltd_buf *out) { string_of(ltd_json_get(c, "text"), out); }
 
 static void check_ids(const tok *t, const ltd_buf *text, int flags, const cJSON *want)
 {

@@ -255,10 +255,7 @@ static void check_everything(const support_dims *d)
 
 /* ---------------------------------------------------------------- what loads */
 
-static support_dims dims(void)
-{
-    return support_dims_small;
-}
+static support_dims dims(void) { return support_dims_small; }
 
 static void d38_v2_lite_style_loads(void **state) /* q_lora_rank null, no correction bias */
 {

@@ -64,7 +64,8 @@ static void d23_what_never_fits_is_refused_and_all_else_ends(void **state)
     as_alone(&g, small, ids, 5, 4);
     as_alone(&g, large, ids + 7, 40, 100);
     assert_int_equal(rig_of(&g, large, 0)->last.finish, SCHED_LENGTH);
-    assert_int_equal(rig_of(&g, large, 0)->last.completion_tokens, 25); /* 64 slots; the last token needs none */
+    assert_int_equal(rig_of(&g, large, 0)->last.completion_tokens,
+                     25); /* 64 slots; the last token needs none */
 
     int32_t many[20][30];
     for (int32_t i = 0; i < 20; i++) {
@@ -215,7 +216,7 @@ static void d26_equal_prompts_of_one_batch_end_up_on_live_slots(void **state)
             if (g.s->n_dups > dups) dups = g.s->n_dups;
         }
         if (chunk >= 16) assert_int_equal(dups, 8); /* both were computed, in one step */
-        for (int32_t k = 0; k < 6; k++) { /* these take over freed slots while the two decode on */
+        for (int32_t k = 0; k < 6; k++) {           /* these take over freed slots while the two decode on */
             ids_of(other[k], 24, k + 20);
             more[k] = ask_ids(&g, other[k], 24, 5);
         }
@@ -341,10 +342,12 @@ static void the_choices_of_a_prompt_compute_it_once(void **state)
     sched_get_stats(g.s, &st);
     assert_int_equal(st.prompt_rows, 100 + (N - 1) + 3);
     for (int32_t a = 0; a < N; a++) /* choices differ: each draws from a stream of its own */
-        for (int32_t b = 0; b < a; b++) assert_memory_not_equal(rig_of(&g, id, a)->ids, rig_of(&g, id, b)->ids, sizeof(int32_t) * 12);
+        for (int32_t b = 0; b < a; b++)
+            assert_memory_not_equal(rig_of(&g, id, a)->ids, rig_of(&g, id, b)->ids, sizeof(int32_t) * 12);
     uint64_t again = rig_submit(&g, &r);
     rig_run(&g);
-    for (int32_t a = 0; a < N; a++) assert_memory_equal(rig_of(&g, id, a)->ids, rig_of(&g, again, a)->ids, sizeof(int32_t) * 12);
+    for (int32_t a = 0; a < N; a++)
+        assert_memory_equal(rig_of(&g, id, a)->ids, rig_of(&g, again, a)->ids, sizeof(int32_t) * 12);
     rig_idle(&g);
     rig_close(&g);
 }
@@ -360,7 +363,8 @@ static void two_steps_are_in_flight_and_waste_at_most_a_row(void **state)
         o.overlap = overlap;
         rig g;
         rig_open(&g, &f, &o);
-        uint64_t eos = rig_ask(&g, "A", 100, NULL), stop = rig_ask(&g, "B", 100, "K"), length = rig_ask(&g, "C", 7, NULL);
+        uint64_t eos = rig_ask(&g, "A", 100, NULL), stop = rig_ask(&g, "B", 100, "K"),
+                 length = rig_ask(&g, "C", 7, NULL);
         rig_run(&g);
         rig_text(&g, eos, 0, "BCDEFGHIJKLMNOPQRSTUVWXYZ", SCHED_STOP);
         rig_text(&g, stop, 0, "CDEFGHIJ", SCHED_STOP);
@@ -370,7 +374,8 @@ static void two_steps_are_in_flight_and_waste_at_most_a_row(void **state)
         sched_get_stats(g.s, &st);
         assert_int_equal(fs.max_in_flight, overlap ? 2 : 1);
         assert_int_equal(fs.last_tokens > 0, overlap);
-        assert_int_equal(st.wasted_rows, overlap ? 2 : 0); /* eos and the stop string; max_tokens is known before */
+        assert_int_equal(st.wasted_rows,
+                         overlap ? 2 : 0); /* eos and the stop string; max_tokens is known before */
         rig_idle(&g);
         rig_close(&g);
     }
@@ -436,7 +441,8 @@ static void rows_carry_the_parameters_of_their_request(void **state)
     assert_int_equal(seen.position, 4);
     assert_int_equal(seen.target, -1);
     assert_int_equal(seen.mask_row, -1);
-    assert_true(seen.repetition == 1 && seen.presence == 0 && seen.frequency == 0 && seen.n_bias == 0 && seen.n_counts == 0);
+    assert_true(seen.repetition == 1 && seen.presence == 0 && seen.frequency == 0 && seen.n_bias == 0 &&
+                seen.n_counts == 0);
     rig_close(&g);
 }
 

@@ -153,7 +153,9 @@ static void rows_of_unknown_tokens_are_not_cached(void **state)
         const rig_seq *q = rig_of(&g, id, 0);
         assert_int_equal(q->last.finish, SCHED_ABORT);
         assert_true(stats(&g).wasted_rows > 0);
-        assert_in_range(stats(&g).slots_cached, 5 + (q->last.completion_tokens ? q->last.completion_tokens - 1 : 0), 5 + q->last.completion_tokens);
+        assert_in_range(stats(&g).slots_cached,
+                        5 + (q->last.completion_tokens ? q->last.completion_tokens - 1 : 0),
+                        5 + q->last.completion_tokens);
         rig_idle(&g);
         rig_close(&g);
     }
@@ -185,7 +187,8 @@ static void admission_is_exact(void **state)
 static void both_halves_of_a_salt_count(void **state)
 {
     (void)state;
-    static const uint64_t salts[][2] = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, UINT64_C(1) << 63}, {UINT64_C(1) << 63, 0}};
+    static const uint64_t salts[][2] = {
+        {0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, UINT64_C(1) << 63}, {UINT64_C(1) << 63, 0}};
     int32_t ids[30], n = 30;
     const int32_t *p = ids;
     for (int32_t i = 0; i < n; i++) ids[i] = i;

@@ -33,7 +33,7 @@ static void a_full_queue_refuses(void **state)
     sched_request r = rig_request(&p, &n, 5);
     for (int k = 0; k < 3; k++) assert_int_equal(sched_submit(g.s, &r, &id, &err), LTD_OK);
     assert_int_equal(sched_submit(g.s, &r, &id, &err), LTD_FULL); /* also before the engine has seen them */
-    rig_step(&g); /* two run, one waits */
+    rig_step(&g);                                                 /* two run, one waits */
     assert_int_equal(stats(&g).waiting, 1);
     assert_int_equal(stats(&g).running, 2);
     assert_int_equal(sched_submit(g.s, &r, &id, &err), LTD_OK);
@@ -84,7 +84,8 @@ static void the_head_of_the_queue_is_not_overtaken(void **state)
     char big[71];
     memset(big, 'q', 70);
     big[70] = 0;
-    uint64_t first = rig_ask(&g, "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyz", 20, NULL), second = rig_ask(&g, big, 20, NULL), third = rig_ask(&g, "x", 1, NULL);
+    uint64_t first = rig_ask(&g, "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyz", 20, NULL),
+             second = rig_ask(&g, big, 20, NULL), third = rig_ask(&g, "x", 1, NULL);
     while (!rig_ended(&g, first)) {
         assert_false(rig_ended(&g, third));
         rig_step(&g);
@@ -110,7 +111,8 @@ static void d14_a_cancel_in_any_phase_frees_everything(void **state)
             rig_open(&g, &f, &o);
             char prompt[101] = "a";
             if (phase != DECODE) memset(prompt, 'a', 100);
-            uint64_t neighbour = rig_ask(&g, "a", 6, NULL), extra = phase == QUEUED ? rig_ask(&g, "a", 6, NULL) : neighbour;
+            uint64_t neighbour = rig_ask(&g, "a", 6, NULL),
+                     extra = phase == QUEUED ? rig_ask(&g, "a", 6, NULL) : neighbour;
             uint64_t id = rig_ask(&g, prompt, 1000, NULL);
             fake_model_complete(g.m, 3);
             while (phase != UNSEEN && g.s->launched < 3 + in_flight) rig_step(&g); /* three are applied */
@@ -118,7 +120,8 @@ static void d14_a_cancel_in_any_phase_frees_everything(void **state)
             sched_cancel(g.s, id, SCHED_CANCEL_CLIENT);
             sched_cancel(g.s, 999, SCHED_CANCEL_CLIENT); /* unknown: ignored */
             rig_step(&g);
-            assert_true(rig_ended(&g, id)); /* at once; its slots come back with the last step that names it */
+            assert_true(
+                rig_ended(&g, id)); /* at once; its slots come back with the last step that names it */
             assert_int_equal(rig_of(&g, id, 0)->last.finish, SCHED_ABORT);
             fake_model_complete(g.m, 10000);
             rig_run(&g);
@@ -201,9 +204,9 @@ static void d27_every_way_to_end_gives_every_slot_back(void **state)
             memset(prompt, 'a', sizeof prompt - 1);
             prompt[sizeof prompt - 1] = 0;
             prompt[0] = (char)('0' + k);
-            rig_ask(&g, "R", 100, NULL);              /* a normal end */
-            rig_ask(&g, "Z", 100, NULL);              /* at the first token */
-            rig_ask(&g, "A", 100, "DE");              /* a stop string */
+            rig_ask(&g, "R", 100, NULL); /* a normal end */
+            rig_ask(&g, "Z", 100, NULL); /* at the first token */
+            rig_ask(&g, "A", 100, "DE"); /* a stop string */
             rig_ask(&g, "equal prompts of one", 5, NULL);
             abort[3 * k] = rig_ask(&g, prompt, 1000, NULL);
             prompt[1] = 'x';
@@ -353,7 +356,8 @@ static void a_lost_device_ends_everything_with_an_error(void **state)
             ltd_status st = LTD_OK;
             for (int k = 0; k < 100 && st != LTD_DEVICE; k++) {
                 st = rig_step(&g);
-                if (k == 4) sched_cancel(g.s, id[2], SCHED_CANCEL_CLIENT); /* may be in flight when the device goes */
+                if (k == 4)
+                    sched_cancel(g.s, id[2], SCHED_CANCEL_CLIENT); /* may be in flight when the device goes */
             }
             assert_int_equal(st, LTD_DEVICE);
             for (int k = 0; k < 8; k++) {

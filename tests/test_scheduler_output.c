@@ -51,7 +51,8 @@ static void d02_output_ending_inside_a_character_is_replaced(void **state)
     rig_run(&g);
     rig_text(&g, cut, 0, "€\uFFFD", SCHED_LENGTH);
     rig_text(&g, bad, 0, "\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD", SCHED_LENGTH);
-    frames(&g, bad, "\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|"); /* nothing is held */
+    frames(&g, bad,
+           "\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|\uFFFD|"); /* nothing is held */
     rig_close(&g);
 }
 
@@ -79,7 +80,8 @@ static void d09_text_is_held_only_while_it_could_be_a_stop(void **state)
     (void)state;
     rig g;
     open_chain(&g, true);
-    uint64_t fails = rig_ask(&g, "A", 8, "EFX"), ends = rig_ask(&g, "X", 100, "ZA"), length = rig_ask(&g, "A", 2, "CD");
+    uint64_t fails = rig_ask(&g, "A", 8, "EFX"), ends = rig_ask(&g, "X", 100, "ZA"),
+             length = rig_ask(&g, "A", 2, "CD");
     uint64_t tail = rig_ask(&g, "A", 100, "I");
     rig_run(&g);
     frames(&g, fails, "B|C|D|EFG|H|I|"); /* released as soon as the third letter is another */
@@ -91,7 +93,8 @@ static void d09_text_is_held_only_while_it_could_be_a_stop(void **state)
     rig_close(&g);
 }
 
-static uint64_t ask_stops(rig *g, const char *prompt, const char *const *stops, int32_t n_stops, bool include, int32_t n_logprobs)
+static uint64_t ask_stops(rig *g, const char *prompt, const char *const *stops, int32_t n_stops, bool include,
+                          int32_t n_logprobs)
 {
     int32_t ids[64], n = (int32_t)strlen(prompt);
     const int32_t *p = ids;
@@ -167,7 +170,8 @@ static void d10_one_finish_reason_and_the_same_counts(void **state)
     for (int overlap = 0; overlap < 2; overlap++) {
         rig g;
         open_chain(&g, overlap);
-        uint64_t a = rig_ask(&g, "A", 3, NULL), b = rig_ask(&g, "X", 100, NULL), c = rig_ask(&g, "X", 3, NULL), d = rig_ask(&g, "X", 1, NULL);
+        uint64_t a = rig_ask(&g, "A", 3, NULL), b = rig_ask(&g, "X", 100, NULL),
+                 c = rig_ask(&g, "X", 3, NULL), d = rig_ask(&g, "X", 1, NULL);
         rig_run(&g);
         rig_text(&g, a, 0, "BCD", SCHED_LENGTH);
         rig_text(&g, b, 0, "YZ", SCHED_STOP);
@@ -221,7 +225,8 @@ static void list_tokens(void *user, const sched_event *ev)
 {
     listing *l = user;
     size_t n = strlen(l->at);
-    for (int32_t i = 0; i < ev->n_tokens; i++) n += (size_t)snprintf(l->at + n, sizeof l->at - n, "%d ", ev->tokens[i].id);
+    for (int32_t i = 0; i < ev->n_tokens; i++)
+        n += (size_t)snprintf(l->at + n, sizeof l->at - n, "%d ", ev->tokens[i].id);
     snprintf(l->at + n, sizeof l->at - n, "'%.*s' ", (int)ev->text_len, ev->text);
 }
 
@@ -269,7 +274,13 @@ static void d12_prompt_scores_come_whole_and_chunk_by_chunk(void **state)
         o.chunk_rows = chunk;
         rig_open(&g, NULL, &o);
         sched_request r = rig_request(&p, &n, 0);
-        uint64_t warm = rig_submit(&g, &(sched_request){.prompts = &p, .prompt_lens = &n, .n_prompts = 1, .n = 1, .max_tokens = 1, .n_logprobs = -1, .n_prompt_logprobs = -1});
+        uint64_t warm = rig_submit(&g, &(sched_request){.prompts = &p,
+                                                        .prompt_lens = &n,
+                                                        .n_prompts = 1,
+                                                        .n = 1,
+                                                        .max_tokens = 1,
+                                                        .n_logprobs = -1,
+                                                        .n_prompt_logprobs = -1});
         rig_run(&g); /* all of it is in the tree: a request that scores reads nothing of that */
         (void)warm;
         r.n_prompt_logprobs = 1;

@@ -84,20 +84,24 @@ static void verify_seq(rig *g, const asked *a, int32_t prompt, int32_t choice, u
     rig_expected(g, &a->r, prompt, &e);
     const char *text = e.text.data ? e.text.data : "", *got = q->text.data ? q->text.data : "";
     if (q->last.finish != e.finish || q->last.completion_tokens != e.n || strcmp(text, got) != 0)
-        fail_msg("seed %llu group %llu: prompt of %d, max %d: '%s' (%d tokens, finish %d), expected '%s' (%d, %d)", (unsigned long long)seed,
-                 (unsigned long long)a->id, a->lens[prompt], a->r.max_tokens, got, q->last.completion_tokens, q->last.finish, text, e.n, e.finish);
+        fail_msg(
+            "seed %llu group %llu: prompt of %d, max %d: '%s' (%d tokens, finish %d), expected '%s' (%d, %d)",
+            (unsigned long long)seed, (unsigned long long)a->id, a->lens[prompt], a->r.max_tokens, got,
+            q->last.completion_tokens, q->last.finish, text, e.n, e.finish);
     assert_memory_equal(q->ids, e.ids, sizeof *q->ids * (size_t)q->n_ids);
     if (a->r.n_logprobs >= 0 && e.finish == SCHED_LENGTH) assert_int_equal(q->n_ids, e.n);
     if (a->r.n_prompt_logprobs >= 0 && choice == 0) {
         assert_int_equal(q->n_scores, a->lens[prompt] - 1);
-        for (int32_t i = 0; i < q->n_scores; i++) assert_true(q->scores[i] == fake_model_score(a->prompts[prompt], i + 1));
+        for (int32_t i = 0; i < q->n_scores; i++)
+            assert_true(q->scores[i] == fake_model_score(a->prompts[prompt], i + 1));
         assert_int_equal(q->last.cached_tokens, 0);
     }
     assert_true(q->last.cached_tokens < a->lens[prompt]);
     ltd_buf_deinit(&e.text);
 }
 
-static void storm(uint64_t seed, const fake_config *f, const sched_options *o, int32_t one_in_cancelled, bool refuse_takes)
+static void storm(uint64_t seed, const fake_config *f, const sched_options *o, int32_t one_in_cancelled,
+                  bool refuse_takes)
 {
     rig g;
     asked *all = ltd_calloc(N_REQUESTS, sizeof *all);
@@ -127,7 +131,9 @@ static void storm(uint64_t seed, const fake_config *f, const sched_options *o, i
     rig_run(&g);
     int32_t survivors = 0;
     for (int32_t i = 0; i < n; i++) {
-        if (!rig_ended(&g, all[i].id)) fail_msg("seed %llu: group %llu never ended", (unsigned long long)seed, (unsigned long long)all[i].id);
+        if (!rig_ended(&g, all[i].id))
+            fail_msg("seed %llu: group %llu never ended", (unsigned long long)seed,
+                     (unsigned long long)all[i].id);
         for (int32_t k = 0; k < all[i].r.n_prompts * all[i].r.n; k++) {
             if (all[i].cancelled && rig_of(&g, all[i].id, k)->last.finish == SCHED_ABORT) continue;
             survivors++;

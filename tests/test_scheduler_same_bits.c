@@ -12,7 +12,10 @@
 #include "tests/support/model_runner.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { N_PROMPTS = 10, N_CROWD = 16 }; /* instrumented code is ten to fifty times slower; the races are the same */
+enum {
+    N_PROMPTS = 10,
+    N_CROWD = 16
+}; /* instrumented code is ten to fifty times slower; the races are the same */
 #else
 enum { N_PROMPTS = 50, N_CROWD = 64 };
 #endif
@@ -112,7 +115,8 @@ static void rig_idle_check(rig *g)
 {
     ltd_buf out = {0};
     sched_stats st;
-    if (sched_debug(g->s, SCHED_DEBUG_CHECK, 0, &out) != LTD_OK) fail_msg("%s", out.data ? out.data : "check failed");
+    if (sched_debug(g->s, SCHED_DEBUG_CHECK, 0, &out) != LTD_OK)
+        fail_msg("%s", out.data ? out.data : "check failed");
     sched_get_stats(g->s, &st);
     assert_int_equal(st.slots_free + st.slots_cached, st.slots_total);
     assert_int_equal(st.slots_locked, 0);
@@ -169,14 +173,21 @@ static void same(const char *how, const answer *a, const answer *b, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
         const answer *x = &a[i], *y = &b[i % N_PROMPTS];
-        bool equal = x->n == y->n && x->finish == y->finish && x->text.len == y->text.len && (!x->text.len || !memcmp(x->text.data, y->text.data, x->text.len)) &&
-                     !memcmp(x->ids, y->ids, sizeof x->ids) && !memcmp(x->logprobs, y->logprobs, sizeof x->logprobs) &&
-                     !memcmp(x->top_ids, y->top_ids, sizeof x->top_ids) && !memcmp(x->top_logprobs, y->top_logprobs, sizeof x->top_logprobs);
+        bool equal = x->n == y->n && x->finish == y->finish && x->text.len == y->text.len &&
+                     (!x->text.len || !memcmp(x->text.data, y->text.data, x->text.len)) &&
+                     !memcmp(x->ids, y->ids, sizeof x->ids) &&
+                     !memcmp(x->logprobs, y->logprobs, sizeof x->logprobs) &&
+                     !memcmp(x->top_ids, y->top_ids, sizeof x->top_ids) &&
+                     !memcmp(x->top_logprobs, y->top_logprobs, sizeof x->top_logprobs);
         if (equal) continue;
         int32_t k = 0;
-        while (k < x->n && k < y->n && x->ids[k] == y->ids[k] && !memcmp(&x->logprobs[k], &y->logprobs[k], 4)) k++;
-        fail_msg("%s: prompt %d (%d tokens, %d cached): token %d differs: id %d logprob %.9g, was id %d logprob %.9g", how, i, x->prompt, x->cached, k,
-                 k < x->n ? x->ids[k] : -1, k < x->n ? (double)x->logprobs[k] : 0, k < y->n ? y->ids[k] : -1, k < y->n ? (double)y->logprobs[k] : 0);
+        while (k < x->n && k < y->n && x->ids[k] == y->ids[k] && !memcmp(&x->logprobs[k], &y->logprobs[k], 4))
+            k++;
+        fail_msg("%s: prompt %d (%d tokens, %d cached): token %d differs: id %d logprob %.9g, was id %d "
+                 "logprob %.9g",
+                 how, i, x->prompt, x->cached, k, k < x->n ? x->ids[k] : -1,
+                 k < x->n ? (double)x->logprobs[k] : 0, k < y->n ? y->ids[k] : -1,
+                 k < y->n ? (double)y->logprobs[k] : 0);
     }
 }
 
@@ -188,7 +199,9 @@ static void drop(answer *a, int32_t n)
 static void all_warm(const char *how, const answer *a, int32_t n)
 {
     for (int32_t i = 0; i < n; i++)
-        if (a[i].cached != a[i].prompt - 1) fail_msg("%s: prompt %d: %d of %d tokens cached, not all but the last", how, i, a[i].cached, a[i].prompt);
+        if (a[i].cached != a[i].prompt - 1)
+            fail_msg("%s: prompt %d: %d of %d tokens cached, not all but the last", how, i, a[i].cached,
+                     a[i].prompt);
 }
 
 /* Slices of the held-out text, 1 to 300 tokens long; the crowd repeats the first ones. */
@@ -201,7 +214,8 @@ static int32_t *make_prompts(prompt *p)
     int32_t *ids;
     int64_t n;
     if (tok_load(demo, 0, &t, &err) != LTD_OK) fail_msg("%s", err.text);
-    if (ltd_read_file("tests/models/demo/heldout.txt", 0, &text, &len, &err) != LTD_OK) fail_msg("%s", err.text);
+    if (ltd_read_file("tests/models/demo/heldout.txt", 0, &text, &len, &err) != LTD_OK)
+        fail_msg("%s", err.text);
     if (tok_encode(t, text, len, TOK_PLAIN, 0, &ids, &n, &err) != LTD_OK) fail_msg("%s", err.text);
     for (int32_t i = 0; i < N_CROWD; i++) {
         int32_t k = i % N_PROMPTS, length = k == 0 ? 1 : k == 1 ? 300 : 1 + (k * 83) % 300;
@@ -216,7 +230,10 @@ static int32_t *make_prompts(prompt *p)
 static void answers_are_the_same_bits_in_any_company(void **state)
 {
     (void)state;
-    static const struct { int32_t chunk; bool overlap; } modes[] = {{64, true}, {16, true}, {512, true}, {64, false}};
+    static const struct {
+        int32_t chunk;
+        bool overlap;
+    } modes[] = {{64, true}, {16, true}, {512, true}, {64, false}};
     static answer alone[N_PROMPTS], now[N_CROWD];
     prompt p[N_CROWD];
     int32_t *ids = make_prompts(p);
@@ -273,7 +290,8 @@ static void second_turns_are_the_same_bits_without_reuse(void **state)
     rig_flush(&g);
     ask(&g, q, N, 1, cold);
     for (int32_t i = 0; i < N; i++) {
-        if (warm[i].cached < p[i].n) fail_msg("second turn %d: %d tokens cached, the first prompt has %d", i, warm[i].cached, p[i].n);
+        if (warm[i].cached < p[i].n)
+            fail_msg("second turn %d: %d tokens cached, the first prompt has %d", i, warm[i].cached, p[i].n);
     }
     same("second turn", warm, cold, N);
     rig_close(&g);

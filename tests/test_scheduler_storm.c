@@ -32,7 +32,7 @@ typedef struct storm {
     uint64_t seed, rng;
     asked all[MAX_ASKED];
     int32_t n;
-    bool limits; /* deadlines and queue time-outs */
+    bool limits;                              /* deadlines and queue time-outs */
     int64_t finished[5], cut, cached, wasted; /* of all seeds */
 } storm;
 
@@ -67,7 +67,8 @@ static int32_t make_prompt(storm *w, int32_t *out)
 
 static void make_request(storm *w, asked *a)
 {
-    static const char *const words[] = {"A", "zq", "7,", "\xC3\xA9", "ab", "a longer stop string", "\xEF\xBF\xBD"};
+    static const char *const words[] = {"A",           "zq", "7,", "\xC3\xA9", "ab", "a longer stop string",
+                                        "\xEF\xBF\xBD"};
     int32_t n_prompts = rnd(w, 8) ? 1 : 1 + rnd(w, PROMPTS);
     memset(a, 0, sizeof *a);
     for (int32_t i = 0; i < n_prompts; i++) {
@@ -136,13 +137,21 @@ static void verify(storm *w, const asked *a, int32_t prompt, int32_t choice)
         if (e.text.len) e.text.data[e.text.len = 0] = 0;
     }
     const char *text = e.text.data ? e.text.data : "", *got = q->text.data ? q->text.data : "";
-    bool cut = (a->hurried && q->last.finish == SCHED_ABORT) || (w->g.fake.fail_step && q->last.finish == SCHED_ERROR);
-    bool same = cut ? q->last.completion_tokens <= e.n : q->last.finish == e.finish && q->last.completion_tokens == e.n && strcmp(text, got) == 0;
+    bool cut = (a->hurried && q->last.finish == SCHED_ABORT) ||
+               (w->g.fake.fail_step && q->last.finish == SCHED_ERROR);
+    bool same =
+        cut ? q->last.completion_tokens <= e.n
+            : q->last.finish == e.finish && q->last.completion_tokens == e.n && strcmp(text, got) == 0;
     if (!same || memcmp(q->ids ? q->ids : e.ids, e.ids, sizeof *q->ids * (size_t)q->n_ids) != 0)
-        fail_msg("seed %llu group %llu seq %d: prompt of %d, max %d: '%s' (%d tokens, finish %d), expected '%s' (%d, %d)", (unsigned long long)w->seed,
-                 (unsigned long long)a->id, prompt * a->r.n + choice, a->lens[prompt], a->r.max_tokens, got, q->last.completion_tokens, q->last.finish, text, e.n, e.finish);
-    for (int32_t i = 0; i < q->n_scores; i++) assert_true(q->scores[i] == fake_model_score(a->prompts[prompt], i + 1));
-    if (!cut && e.finish != SCHED_ERROR && a->r.n_prompt_logprobs >= 0 && !choice) assert_int_equal(q->n_scores, a->lens[prompt] - 1);
+        fail_msg("seed %llu group %llu seq %d: prompt of %d, max %d: '%s' (%d tokens, finish %d), expected "
+                 "'%s' (%d, %d)",
+                 (unsigned long long)w->seed, (unsigned long long)a->id, prompt * a->r.n + choice,
+                 a->lens[prompt], a->r.max_tokens, got, q->last.completion_tokens, q->last.finish, text, e.n,
+                 e.finish);
+    for (int32_t i = 0; i < q->n_scores; i++)
+        assert_true(q->scores[i] == fake_model_score(a->prompts[prompt], i + 1));
+    if (!cut && e.finish != SCHED_ERROR && a->r.n_prompt_logprobs >= 0 && !choice)
+        assert_int_equal(q->n_scores, a->lens[prompt] - 1);
     if (!cut && e.finish == SCHED_LENGTH && a->r.n_logprobs >= 0) assert_int_equal(q->n_ids, e.n);
     assert_true(q->last.cached_tokens < a->lens[prompt]);
     w->finished[q->last.finish]++;
@@ -165,7 +174,8 @@ static void nothing_is_left(const sched *s)
 
 static void choose(storm *w, fake_config *f, sched_options *o)
 {
-    static const int32_t chunks[] = {1, 2, 3, 7, 16, 33, 64, 200}, pools[] = {2, 17, 64, 100, 170, 400, 1000, 20000}, running[] = {1, 2, 5, 16, 40};
+    static const int32_t chunks[] = {1, 2, 3, 7, 16, 33, 64, 200},
+                         pools[] = {2, 17, 64, 100, 170, 400, 1000, 20000}, running[] = {1, 2, 5, 16, 40};
     *f = (fake_config){.context_length = 8 + rnd(w, MAX_CONTEXT - 8)};
     f->timing = (fake_timing)pick(w, (const int32_t[]){FAKE_LAZY, FAKE_EAGER, FAKE_RANDOM, FAKE_RANDOM}, 4);
     if (rnd(w, 3) == 0) f->nan_token = 1 + rnd(w, 60);
@@ -196,7 +206,8 @@ static void run_seed(storm *w, uint64_t seed)
     int32_t refuse = rnd(w, 3) ? 0 : 2 + rnd(w, 30), patience = 0;
     if (refuse) pool_slots_fail_take(w->g.s->slots, refuse, true);
     while (w->n < MAX_ASKED && patience++ < 4 * MAX_ASKED) {
-        for (int32_t burst = rnd(w, 3) ? rnd(w, 3) : rnd(w, 20); burst > 0 && w->n < MAX_ASKED; burst--) ask(w);
+        for (int32_t burst = rnd(w, 3) ? rnd(w, 3) : rnd(w, 20); burst > 0 && w->n < MAX_ASKED; burst--)
+            ask(w);
         for (int32_t steps = rnd(w, 6); steps > 0; steps--) rig_step(&w->g);
         if (rnd(w, 4) == 0) cancel_one(w);
     }
@@ -208,7 +219,9 @@ static void run_seed(storm *w, uint64_t seed)
         rig_run(&w->g);
     for (int32_t i = 0; i < w->n; i++) {
         const asked *a = &w->all[i];
-        if (!rig_ended(&w->g, a->id)) fail_msg("seed %llu: group %llu never ended", (unsigned long long)seed, (unsigned long long)a->id);
+        if (!rig_ended(&w->g, a->id))
+            fail_msg("seed %llu: group %llu never ended", (unsigned long long)seed,
+                     (unsigned long long)a->id);
         for (int32_t k = 0; k < a->r.n_prompts * a->r.n; k++) verify(w, a, k / a->r.n, k % a->r.n);
     }
     assert_int_equal(w->g.n_done, w->n);
@@ -239,9 +252,12 @@ static void storms_of_any_kind(void **state)
     for (uint64_t seed = first; seed < first + n; seed++) run_seed(w, seed);
     log_stop();
     close(nowhere);
-    print_message("seeds %llu to %llu: stop=%lld length=%lld abort=%lld error=%lld cut=%lld cached_tokens=%lld wasted_rows=%lld\n", (unsigned long long)first,
-                  (unsigned long long)(first + n - 1), (long long)w->finished[SCHED_STOP], (long long)w->finished[SCHED_LENGTH], (long long)w->finished[SCHED_ABORT],
-                  (long long)w->finished[SCHED_ERROR], (long long)w->cut, (long long)w->cached, (long long)w->wasted);
+    print_message("seeds %llu to %llu: stop=%lld length=%lld abort=%lld error=%lld cut=%lld "
+                  "cached_tokens=%lld wasted_rows=%lld\n",
+                  (unsigned long long)first, (unsigned long long)(first + n - 1),
+                  (long long)w->finished[SCHED_STOP], (long long)w->finished[SCHED_LENGTH],
+                  (long long)w->finished[SCHED_ABORT], (long long)w->finished[SCHED_ERROR], (long long)w->cut,
+                  (long long)w->cached, (long long)w->wasted);
     ltd_free(w);
 }
 

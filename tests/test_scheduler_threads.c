@@ -24,7 +24,8 @@ static double cpu_s(void)
 {
     struct rusage u;
     getrusage(RUSAGE_SELF, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
 }
 
 static void open_started(rig *g, const fake_config *f, const sched_options *o)
@@ -206,7 +207,8 @@ static void the_engine_wakes_for_a_deadline(void **state)
     rig g;
     open_started(&g, &(fake_config){.rule = FAKE_CHAIN, .timing = FAKE_THREAD, .step_us = 1000}, &o);
     ltd_buf out = {0};
-    assert_int_equal(sched_debug(g.s, SCHED_DEBUG_SLEEP, 100000, &out), LTD_OK); /* nothing but the clock will move it */
+    assert_int_equal(sched_debug(g.s, SCHED_DEBUG_SLEEP, 100000, &out),
+                     LTD_OK); /* nothing but the clock will move it */
     int64_t t0 = ltd_now_us();
     uint64_t id = rig_ask(&g, "a", 5, NULL);
     rig_wait(&g, 1);

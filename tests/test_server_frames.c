@@ -78,10 +78,7 @@ static srv_gen *gen(int32_t n_prompts, int32_t n, int32_t n_logprobs, bool echo,
 
 static srv_queue *queue;
 
-static void apply(void *user, const srv_msg *m)
-{
-    srv__gen_apply(user, m);
-}
+static void apply(void *user, const srv_msg *m) { srv__gen_apply(user, m); }
 
 static void feed(srv_gen *g, sched_event ev)
 {

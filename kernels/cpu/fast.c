@@ -25,10 +25,7 @@ static bool machine_runs(const cpu_vec *v)
 #else
 extern const cpu_vec cpu_vec_base;
 static const cpu_vec *const isas[] = {&cpu_vec_base};
-static bool machine_runs(const cpu_vec *v)
-{
-    return v == &cpu_vec_base;
-}
+static bool machine_runs(const cpu_vec *v) { return v == &cpu_vec_base; }
 #endif
 
 static const cpu_vec *pick(const char *isa, ltd_err *err)
@@ -59,10 +56,7 @@ ltd_status cpu_fast_init(cpu_backend *b, const kern_backend_options *o, ltd_err 
     return LTD_OK;
 }
 
-void cpu_fast_deinit(cpu_backend *b)
-{
-    cpu_pool_destroy(b->pool);
-}
+void cpu_fast_deinit(cpu_backend *b) { cpu_pool_destroy(b->pool); }
 
 const kern_ops cpu_ops = {
     .name = "cpu",

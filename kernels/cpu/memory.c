@@ -130,7 +130,4 @@ void cpu_weight_destroy(kern_backend *b, kern_weight *w)
     ltd_free(w);
 }
 
-size_t cpu_weight_bytes(const kern_weight *w)
-{
-    return w->bytes;
-}
+size_t cpu_weight_bytes(const kern_weight *w) { return w->bytes; }

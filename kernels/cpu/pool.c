@@ -98,10 +98,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-static bool joined(cpu_pool *p)
-{
-    return (atomic_load(&p->state) & 0xffffffffu) != 0;
-}
+static bool joined(cpu_pool *p) { return (atomic_load(&p->state) & 0xffffffffu) != 0; }
 
 /* The workers are in their last tasks. */
 static void wait_for_workers(cpu_pool *p)
@@ -185,10 +182,7 @@ void cpu_pool_destroy(cpu_pool *p)
     ltd_free(p);
 }
 
-int32_t cpu_pool_threads(const cpu_pool *p)
-{
-    return p->n_workers + 1;
-}
+int32_t cpu_pool_threads(const cpu_pool *p) { return p->n_workers + 1; }
 
 int32_t cpu_count(void)
 {

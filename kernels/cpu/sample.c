@@ -56,10 +56,7 @@ static void sort_list(list *a, list *b)
     *b = swap;
 }
 
-static float z_of(const list *a, int32_t i)
-{
-    return -kern_float(a->key[i]);
-}
+static float z_of(const list *a, int32_t i) { return -kern_float(a->key[i]); }
 
 /* How many candidates of the sorted list reach mass, or -1 when the list is too short for it. */
 static int32_t count_for_mass(const list *a, int32_t n, double mass)

@@ -36,10 +36,7 @@ static kern_tensor tensor(kern_dtype t, int64_t rows, int64_t cols)
 {
     return (kern_tensor){.data = filled(t, rows * cols), .dtype = t, .stride = cols};
 }
-static void drop(kern_tensor t)
-{
-    backend->ops->free(backend, t.data);
-}
+static void drop(kern_tensor t) { backend->ops->free(backend, t.data); }
 
 static kern_weight *weight(kern_dtype t, int32_t count, int32_t n, int32_t k)
 {

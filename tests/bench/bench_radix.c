@@ -55,10 +55,7 @@ static void line(const char *shape, const char *what, double ns_per_token, doubl
            bytes_per_token / gb_per_s, bytes_per_token);
 }
 
-static double smaller(double a, double b)
-{
-    return a == 0 || b < a ? b : a;
-}
+static double smaller(double a, double b) { return a == 0 || b < a ? b : a; }
 
 typedef struct sink {
     int64_t n;

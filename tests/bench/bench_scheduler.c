@@ -44,8 +44,15 @@ static void submit(bench *b, int32_t n_prompt, int32_t max_tokens)
     const int32_t *p = b->ids;
     for (int i = 0; i < 4; i++) b->ids[i] = (int32_t)(b->salt >> (8 * i) & 255);
     b->salt++;
-    sched_request r = {.prompts = &p, .prompt_lens = &n_prompt, .n_prompts = 1, .n = 1, .max_tokens = max_tokens, .top_p = 1, .n_logprobs = -1,
-                       .n_prompt_logprobs = -1, .ignore_eos = true};
+    sched_request r = {.prompts = &p,
+                       .prompt_lens = &n_prompt,
+                       .n_prompts = 1,
+                       .n = 1,
+                       .max_tokens = max_tokens,
+                       .top_p = 1,
+                       .n_logprobs = -1,
+                       .n_prompt_logprobs = -1,
+                       .ignore_eos = true};
     ltd_status st = sched_submit(b->s, &r, &id, &err);
     LTD_CHECK(st == LTD_OK, "%s", err.text);
     b->live++;
@@ -59,12 +66,14 @@ static void turn(bench *b, int64_t *now)
 }
 
 /* Host time of a step: turns until STEPS steps are done, without the fake's part. */
-static double round_us(bench *b, int64_t *now, int32_t n_running, int32_t n_prompt, int32_t max_tokens, int32_t waiting)
+static double round_us(bench *b, int64_t *now, int32_t n_running, int32_t n_prompt, int32_t max_tokens,
+                       int32_t waiting)
 {
     int64_t first = fake_model_stats(b->m).steps;
     double t = 0;
     while (fake_model_stats(b->m).steps < first + STEPS) {
-        while (b->live < n_running + waiting) submit(b, n_prompt, max_tokens); /* the server's time, not the engine's */
+        while (b->live < n_running + waiting)
+            submit(b, n_prompt, max_tokens); /* the server's time, not the engine's */
         int64_t spent = fake_model_stats(b->m).spent_ns;
         double t0 = now_us();
         turn(b, now);
@@ -99,8 +108,13 @@ static void run(const tok *t, int32_t n_running, bool churn, bool overlap, int32
     ltd_err err;
     int64_t now = 0;
     double us[ROUNDS];
-    sched_options o = {.context_length = CONTEXT, .max_running = n_running, .max_queued = N_QUEUE + 1000, .chunk_rows = 8192, .radix_cache = true,
-                       .reuse_generated = true, .overlap = overlap};
+    sched_options o = {.context_length = CONTEXT,
+                       .max_running = n_running,
+                       .max_queued = N_QUEUE + 1000,
+                       .chunk_rows = 8192,
+                       .radix_cache = true,
+                       .reuse_generated = true,
+                       .overlap = overlap};
     model_limits l;
     fake_model_config(&(fake_config){.context_length = CONTEXT, .no_checks = true, .n_slots = 2500000});
     LTD_CHECK(model_open(NULL, &b.m, &err) == LTD_OK, "%s", err.text);
@@ -121,8 +135,10 @@ static void run(const tok *t, int32_t n_running, bool churn, bool overlap, int32
     }
     qsort(us, ROUNDS, sizeof *us, cmp);
     sched_get_stats(b.s, &st);
-    printf("%-7s running %4d  in flight %d  tree %8d  queue %6d   %7.2f us/step (best %.2f)  %6.3f us/sequence\n", churn ? "churn" : "decode", st.running,
-           overlap ? 2 : 1, n_tree ? st.slots_cached : 0, n_queue, us[ROUNDS / 2], us[0], us[ROUNDS / 2] / n_running);
+    printf("%-7s running %4d  in flight %d  tree %8d  queue %6d   %7.2f us/step (best %.2f)  %6.3f "
+           "us/sequence\n",
+           churn ? "churn" : "decode", st.running, overlap ? 2 : 1, n_tree ? st.slots_cached : 0, n_queue,
+           us[ROUNDS / 2], us[0], us[ROUNDS / 2] / n_running);
     sched_stop(b.s);
     sched_destroy(b.s);
     model_close(b.m);

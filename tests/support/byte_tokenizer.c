@@ -24,15 +24,9 @@ static void add_symbol(ltd_buf *b, int byte)
     ltd_buf_json_str(b, s, cp >= 0x80 ? 2 : 1);
 }
 
-static void add_str(ltd_buf *b, const char *s)
-{
-    ltd_buf_json_str(b, s, strlen(s));
-}
+static void add_str(ltd_buf *b, const char *s) { ltd_buf_json_str(b, s, strlen(s)); }
 
-static const char *boolean(bool v)
-{
-    return v ? "true" : "false";
-}
+static const char *boolean(bool v) { return v ? "true" : "false"; }
 
 static void add_added(ltd_buf *b, const support_added *a)
 {

@@ -321,10 +321,7 @@ support_checkpoint *support_chain(const support_dims *dims, const support_edge *
     return c;
 }
 
-support_checkpoint *support_rand(uint64_t seed, const support_dims *dims)
-{
-    return build(dims, false, seed);
-}
+support_checkpoint *support_rand(uint64_t seed, const support_dims *dims) { return build(dims, false, seed); }
 
 void support_checkpoint_destroy(support_checkpoint *c)
 {

@@ -48,10 +48,7 @@ struct model {
 
 static fake_config config;
 
-void fake_model_config(const fake_config *c)
-{
-    config = c ? *c : (fake_config){0};
-}
+void fake_model_config(const fake_config *c) { config = c ? *c : (fake_config){0}; }
 
 static fake_config filled(const fake_config *from)
 {
@@ -94,7 +91,8 @@ static int32_t chain_next(const fake_config *c, int32_t token)
 
 static int32_t draw(const fake_config *c, uint64_t state, int32_t last, const kern_sample_params *p)
 {
-    bool finite = c->rule == FAKE_CHAIN ? chain_next(c, last) >= 0 : last >= 0 && (!c->nan_token || last != c->nan_token);
+    bool finite = c->rule == FAKE_CHAIN ? chain_next(c, last) >= 0
+                                        : last >= 0 && (!c->nan_token || last != c->nan_token);
     if (!finite) return -1; /* also where a target is scored */
     if (p->target >= 0) return p->target;
     if (c->rule == FAKE_CHAIN) return chain_next(c, last);
@@ -108,8 +106,9 @@ static float logprob_of(uint64_t state, int32_t token)
     return -(float)(mix(state ^ (uint64_t)(uint32_t)token << 20) % 100000) / 10000.0f;
 }
 
-int32_t fake_model_generate(const fake_config *from, const int32_t *prompt, int32_t n_prompt, const kern_sample_params *params, bool ignore_eos,
-                            int32_t max, int32_t *out, float *logprobs)
+int32_t fake_model_generate(const fake_config *from, const int32_t *prompt, int32_t n_prompt,
+                            const kern_sample_params *params, bool ignore_eos, int32_t max, int32_t *out,
+                            float *logprobs)
 {
     fake_config c = filled(from);
     uint64_t state = 1;
@@ -146,49 +145,60 @@ static uint64_t read_prefix(const model *m, const model_plan *p, int32_t row, in
     if (pos == 0) return 1;
     uint64_t state = 1;
     for (int32_t i = m->c.no_checks ? pos - 1 : 0; i < pos; i++) {
-        LTD_CHECK(slots[i] >= 1 && slots[i] <= m->n_slots, "fake: step=%lld row=%d req=%d position %d has slot %d", (long long)p->step, row, req, i, slots[i]);
+        LTD_CHECK(slots[i] >= 1 && slots[i] <= m->n_slots,
+                  "fake: step=%lld row=%d req=%d position %d has slot %d", (long long)p->step, row, req, i,
+                  slots[i]);
         const kv *k = &m->kv[slots[i]];
         if (m->c.no_checks) return k->state;
-        LTD_CHECK(k->pos == i, "fake: step=%lld req=%d position %d: slot %d holds position %d of step %lld", (long long)p->step, req, i, slots[i], k->pos,
-                  (long long)k->step);
-        LTD_CHECK(k->step != p->step || k->req == req, "fake: step=%lld req=%d position %d: slot %d is written in this very step, by req %d", (long long)p->step, req, i,
-                  slots[i], k->req);
+        LTD_CHECK(k->pos == i, "fake: step=%lld req=%d position %d: slot %d holds position %d of step %lld",
+                  (long long)p->step, req, i, slots[i], k->pos, (long long)k->step);
+        LTD_CHECK(k->step != p->step || k->req == req,
+                  "fake: step=%lld req=%d position %d: slot %d is written in this very step, by req %d",
+                  (long long)p->step, req, i, slots[i], k->req);
         state = next_state(state, k->token, i);
-        LTD_CHECK(k->state == state, "fake: step=%lld req=%d position %d: slot %d (token %d, step %lld) was computed on another prefix", (long long)p->step, req, i,
-                  slots[i], k->token, (long long)k->step);
+        LTD_CHECK(k->state == state,
+                  "fake: step=%lld req=%d position %d: slot %d (token %d, step %lld) was computed on another "
+                  "prefix",
+                  (long long)p->step, req, i, slots[i], k->token, (long long)k->step);
     }
     return state;
 }
 
 static void run_row(model *m, const model_plan *p, int32_t row)
 {
-    int32_t req = plan_req(p)[row], pos = plan_pos(p)[row], slot = plan_slots(p)[row], token = plan_tokens(p)[row];
+    int32_t req = plan_req(p)[row], pos = plan_pos(p)[row], slot = plan_slots(p)[row],
+            token = plan_tokens(p)[row];
     if (token == MODEL_TOKEN_LAST) {
         token = m->last[req];
         m->stats.last_tokens++;
     }
-    LTD_CHECK(pos < m->info.context_length, "fake: step=%lld row=%d position %d of %d", (long long)p->step, row, pos, m->info.context_length);
-    LTD_CHECK(m->table[(int64_t)req * m->info.context_length + pos] == slot, "fake: step=%lld req=%d position %d: the row says slot %d, the table %d",
-              (long long)p->step, req, pos, slot, m->table[(int64_t)req * m->info.context_length + pos]);
+    LTD_CHECK(pos < m->info.context_length, "fake: step=%lld row=%d position %d of %d", (long long)p->step,
+              row, pos, m->info.context_length);
+    LTD_CHECK(m->table[(int64_t)req * m->info.context_length + pos] == slot,
+              "fake: step=%lld req=%d position %d: the row says slot %d, the table %d", (long long)p->step,
+              req, pos, slot, m->table[(int64_t)req * m->info.context_length + pos]);
     /* rows of one segment follow one another: the first verifies the whole prefix, the others read their neighbour */
     const kv *k = &m->kv[slot];
-    LTD_CHECK(m->c.no_checks || k->step <= m->waited || k->req == req, "fake: step=%lld req=%d position %d: slot %d is still written by step %lld, req %d",
+    LTD_CHECK(m->c.no_checks || k->step <= m->waited || k->req == req,
+              "fake: step=%lld req=%d position %d: slot %d is still written by step %lld, req %d",
               (long long)p->step, req, pos, slot, (long long)k->step, k->req);
     bool follows = row > 0 && plan_req(p)[row - 1] == req && plan_pos(p)[row - 1] == pos - 1;
     uint64_t before = follows ? m->kv[plan_slots(p)[row - 1]].state : read_prefix(m, p, row, pos);
-    m->kv[slot] = (kv){.state = next_state(before, token, pos), .token = token, .pos = pos, .step = p->step, .req = req};
+    m->kv[slot] = (kv){
+        .state = next_state(before, token, pos), .token = token, .pos = pos, .step = p->step, .req = req};
 }
 
 static void run_sample(model *m, const model_plan *p, int32_t i, fake_result *r)
 {
     const plan_sample *s = &plan_samples(p)[i];
     const kv *k = &m->kv[plan_slots(p)[s->row]];
-    LTD_CHECK(s->params.position == k->pos + 1, "fake: step=%lld sample=%d: position %d after a row at %d", (long long)p->step, i, s->params.position, k->pos);
+    LTD_CHECK(s->params.position == k->pos + 1, "fake: step=%lld sample=%d: position %d after a row at %d",
+              (long long)p->step, i, s->params.position, k->pos);
     int32_t token = draw(&m->c, k->state, k->token, &s->params);
     r->tokens[i] = token;
     if (s->req_row >= 0) {
-        LTD_CHECK(s->req_row == plan_req(p)[s->row], "fake: step=%lld sample=%d: of row %d's req %d, for %d", (long long)p->step, i, s->row, plan_req(p)[s->row],
-                  s->req_row);
+        LTD_CHECK(s->req_row == plan_req(p)[s->row], "fake: step=%lld sample=%d: of row %d's req %d, for %d",
+                  (long long)p->step, i, s->row, plan_req(p)[s->row], s->req_row);
         m->last[s->req_row] = token;
     }
     r->logprobs[i] = logprob_of(k->state, token);
@@ -202,8 +212,11 @@ static void run_step(model *m, const model_plan *p, fake_result *r)
 {
     const pool_req_edit *e = plan_edits(p);
     for (int32_t i = 0; i < p->n_edits; i++) {
-        LTD_CHECK(e[i].n <= m->info.context_length - e[i].pos, "fake: step=%lld edit=%d: row %d, %d slots at %d", (long long)p->step, i, e[i].row, e[i].n, e[i].pos);
-        memcpy(m->table + (int64_t)e[i].row * m->info.context_length + e[i].pos, plan_edit_slots(p) + e[i].first, sizeof(int32_t) * (size_t)e[i].n);
+        LTD_CHECK(e[i].n <= m->info.context_length - e[i].pos,
+                  "fake: step=%lld edit=%d: row %d, %d slots at %d", (long long)p->step, i, e[i].row, e[i].n,
+                  e[i].pos);
+        memcpy(m->table + (int64_t)e[i].row * m->info.context_length + e[i].pos,
+               plan_edit_slots(p) + e[i].first, sizeof(int32_t) * (size_t)e[i].n);
     }
     for (int32_t i = 0; i < p->n_rows; i++) run_row(m, p, i);
     for (int32_t i = 0; i < p->n_samples; i++) run_sample(m, p, i, r);
@@ -238,10 +251,7 @@ ltd_status model_open(const ltd_options *o, model **out, ltd_err *err)
     return LTD_OK;
 }
 
-const model_info *model_get_info(const model *m)
-{
-    return &m->info;
-}
+const model_info *model_get_info(const model *m) { return &m->info; }
 
 static int64_t real_ns(void)
 {
@@ -333,13 +343,19 @@ ltd_status model_launch(model *m, const model_plan *p)
 {
     ltd_err err;
     int64_t t0 = real_ns();
-    if (m->launched - m->waited >= MODEL_STEPS_IN_FLIGHT) return LTD_FULL; /* launched moves on this thread only */
-    LTD_CHECK(p->n_rows > 0 && p->step == ++m->last_step, "fake: step=%lld of %d rows after %lld", (long long)p->step, p->n_rows, (long long)m->last_step - 1);
-    if (!m->c.no_checks) LTD_CHECK(model_plan_check(p, &m->l, m->n_slots, m->info.vocab_size, &err) == LTD_OK, "fake: %s", err.text);
+    if (m->launched - m->waited >= MODEL_STEPS_IN_FLIGHT)
+        return LTD_FULL; /* launched moves on this thread only */
+    LTD_CHECK(p->n_rows > 0 && p->step == ++m->last_step, "fake: step=%lld of %d rows after %lld",
+              (long long)p->step, p->n_rows, (long long)m->last_step - 1);
+    if (!m->c.no_checks)
+        LTD_CHECK(model_plan_check(p, &m->l, m->n_slots, m->info.vocab_size, &err) == LTD_OK, "fake: %s",
+                  err.text);
     if (m->on_plan) m->on_plan(m->on_plan_user, p);
     count(m, p);
     fake_result *r = &m->ring[m->launched % MODEL_STEPS_IN_FLIGHT];
-    if (!m->c.no_checks) memset(r->tokens, 0x7f, sizeof(int32_t) * (size_t)m->l.max_samples); /* who still reads the older result notices */
+    if (!m->c.no_checks)
+        memset(r->tokens, 0x7f,
+               sizeof(int32_t) * (size_t)m->l.max_samples); /* who still reads the older result notices */
     r->step = p->step;
     r->n = p->n_samples;
     if (p->step == m->c.fail_step) m->lost = true;
@@ -347,7 +363,8 @@ ltd_status model_launch(model *m, const model_plan *p)
     if (!m->lost) run_step(m, p, r);
     const fake_result *before = &m->ring[(m->launched + 1) % MODEL_STEPS_IN_FLIGHT];
     int64_t now = real_ns() / 1000;
-    r->ready_us = (before->ready_us > now ? before->ready_us : now) + m->c.step_us + (int64_t)(m->c.row_us * p->n_rows);
+    r->ready_us =
+        (before->ready_us > now ? before->ready_us : now) + m->c.step_us + (int64_t)(m->c.row_us * p->n_rows);
     pthread_mutex_lock(&m->lock);
     m->launched++;
     if (m->c.timing == FAKE_EAGER) m->complete = m->launched;
@@ -367,7 +384,8 @@ ltd_status model_wait(model *m, model_result *out)
     pthread_mutex_lock(&m->lock);
     if ((m->c.timing == FAKE_LAZY || m->c.timing == FAKE_RANDOM) && m->complete == m->waited) m->complete++;
     while (m->complete <= m->waited)
-        LTD_CHECK(pthread_cond_timedwait(&m->changed, &m->lock, &until) == 0, "fake: step %lld was waited for and never completed", (long long)m->waited + 1);
+        LTD_CHECK(pthread_cond_timedwait(&m->changed, &m->lock, &until) == 0,
+                  "fake: step %lld was waited for and never completed", (long long)m->waited + 1);
     pthread_mutex_unlock(&m->lock);
     const fake_result *r = &m->ring[m->waited++ % MODEL_STEPS_IN_FLIGHT];
     *out = (model_result){.step = r->step, .status = r->status};
@@ -393,7 +411,8 @@ bool model_done(const model *m)
     return done;
 }
 
-ltd_status model_perplexity(model *m, const struct tok *t, const char *text, size_t n, int32_t window, model_ppl *out, ltd_err *err)
+ltd_status model_perplexity(model *m, const struct tok *t, const char *text, size_t n, int32_t window,
+                            model_ppl *out, ltd_err *err)
 {
     (void)m, (void)t, (void)text, (void)n, (void)window, (void)out;
     return ltd_fail(err, LTD_UNSUPPORTED, "the fake model has no perplexity");
@@ -409,10 +428,7 @@ void fake_model_complete(model *m, int32_t n)
     pthread_mutex_unlock(&m->lock);
 }
 
-fake_stats fake_model_stats(const model *m)
-{
-    return m->stats;
-}
+fake_stats fake_model_stats(const model *m) { return m->stats; }
 
 void fake_model_on_plan(model *m, fake_plan_fn *fn, void *user)
 {

@@ -64,10 +64,7 @@ float kt_uniform(float lo, float hi)
 {
     return lo + (hi - lo) * (float)((double)(kt_random() >> 11) * 0x1p-53);
 }
-int32_t kt_below(int32_t n)
-{
-    return (int32_t)(kt_random() % (uint64_t)n);
-}
+int32_t kt_below(int32_t n) { return (int32_t)(kt_random() % (uint64_t)n); }
 
 /* ---------------------------------------------------------------- tensors */
 
@@ -83,10 +80,7 @@ double kt_get(const kern_tensor *t, int64_t i)
 {
     return t->dtype == KERN_BF16 ? kern_bf16_to_f32(((uint16_t *)t->data)[i]) : ((float *)t->data)[i];
 }
-float kt_round(kern_dtype t, float v)
-{
-    return t == KERN_BF16 ? kern_bf16_to_f32(kern_f32_to_bf16(v)) : v;
-}
+float kt_round(kern_dtype t, float v) { return t == KERN_BF16 ? kern_bf16_to_f32(kern_f32_to_bf16(v)) : v; }
 
 kern_tensor kt_poison(kern_dtype dtype, int64_t rows, int64_t stride)
 {

@@ -68,7 +68,8 @@ static void note_scores(rig_seq *q, const sched_event *ev)
     assert_false(ev->group_done);
     for (int32_t i = 0; i < ev->n_tokens; i++) {
         if (q->n_scores == q->cap_scores)
-            q->scores = ltd_realloc(q->scores, sizeof *q->scores * (size_t)(q->cap_scores = 2 * q->cap_scores + 64));
+            q->scores =
+                ltd_realloc(q->scores, sizeof *q->scores * (size_t)(q->cap_scores = 2 * q->cap_scores + 64));
         q->scores[q->n_scores++] = ev->tokens[i].logprob;
     }
 }
@@ -77,7 +78,8 @@ static void note_delta(rig_seq *q, const sched_event *ev)
 {
     for (size_t i = 0; i < ev->text_len;) {
         int k = ltd_utf8_len(ev->text + i, ev->text_len - i);
-        if (k <= 0) fail_msg("group %llu: an event's text is not whole characters", (unsigned long long)ev->group);
+        if (k <= 0)
+            fail_msg("group %llu: an event's text is not whole characters", (unsigned long long)ev->group);
         i += (size_t)k;
     }
     if (ev->finish == SCHED_RUNNING) assert_true(ev->text_len > 0 || ev->n_tokens > 0);
@@ -93,7 +95,8 @@ static void note_delta(rig_seq *q, const sched_event *ev)
         }
         q->ids[q->n_ids] = ev->tokens[i].id;
         q->logprobs[q->n_ids++] = ev->tokens[i].logprob;
-        for (int32_t t = 1; t < ev->n_top; t++) assert_true(ev->tokens[i].top_logprobs[t] < ev->tokens[i].top_logprobs[t - 1]);
+        for (int32_t t = 1; t < ev->n_top; t++)
+            assert_true(ev->tokens[i].top_logprobs[t] < ev->tokens[i].top_logprobs[t - 1]);
     }
 }
 
@@ -103,7 +106,8 @@ static void on_event(void *user, const sched_event *ev)
     if (g->on_event) g->on_event(g->user, ev);
     pthread_mutex_lock(&g->lock);
     rig_seq *q = seq_of(g, ev->group, ev->seq);
-    if (q->n_events && q->last.finish != SCHED_RUNNING) fail_msg("group %llu seq %d: an event after the last", (unsigned long long)ev->group, ev->seq);
+    if (q->n_events && q->last.finish != SCHED_RUNNING)
+        fail_msg("group %llu seq %d: an event after the last", (unsigned long long)ev->group, ev->seq);
     assert_true(ev->n_top >= 0 || ev->n_tokens == 0);
     if (ev->kind == SCHED_EV_PROMPT_LOGPROBS)
         note_scores(q, ev);
@@ -149,7 +153,8 @@ void rig_idle(rig *g)
 {
     sched_stats st;
     ltd_buf out = {0};
-    if (sched_debug(g->s, SCHED_DEBUG_CHECK, 0, &out) != LTD_OK) fail_msg("%s", out.data ? out.data : "check failed");
+    if (sched_debug(g->s, SCHED_DEBUG_CHECK, 0, &out) != LTD_OK)
+        fail_msg("%s", out.data ? out.data : "check failed");
     ltd_buf_deinit(&out);
     sched_get_stats(g->s, &st);
     assert_true(st.idle);
@@ -243,10 +248,7 @@ void rig_run(rig *g)
     fail_msg("the scheduler never came to rest");
 }
 
-rig_seq *rig_of(rig *g, uint64_t group, int32_t seq)
-{
-    return seq_of(g, group, seq);
-}
+rig_seq *rig_of(rig *g, uint64_t group, int32_t seq) { return seq_of(g, group, seq); }
 
 bool rig_ended(rig *g, uint64_t group)
 {
@@ -263,7 +265,8 @@ void rig_wait(rig *g, int64_t n_done)
     until.tv_sec += 60;
     pthread_mutex_lock(&g->lock);
     while (g->n_done < n_done)
-        if (pthread_cond_timedwait(&g->ended, &g->lock, &until) != 0) fail_msg("%lld of %lld groups ended", (long long)g->n_done, (long long)n_done);
+        if (pthread_cond_timedwait(&g->ended, &g->lock, &until) != 0)
+            fail_msg("%lld of %lld groups ended", (long long)g->n_done, (long long)n_done);
     pthread_mutex_unlock(&g->lock);
 }
 
