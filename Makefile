@@ -35,7 +35,7 @@ OPT_release := -O2 -g1 -DNDEBUG
 OPT_debug   := -O0 -g3 -DLTD_DEBUG
 OPT_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -DLTD_DEBUG
 OPT_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -DLTD_DEBUG
-OPT_fuzz    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,fuzzer-no-link -DLTD_DEBUG
+OPT_fuzz    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=undefined -DLTD_DEBUG
 ifeq ($(FLAVOUR),fuzz)
 CC := clang
 endif

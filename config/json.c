@@ -158,9 +158,10 @@ static ltd_status fail_duplicate(json_parser *ps, const json_key *key)
  * table is at most four times the object's own number of keys. */
 static ltd_status check_keys(json_parser *ps, size_t first)
 {
-    json_key *k = ps->keys + first;
     size_t n = ps->n_keys - first;
     ps->n_keys = first;
+    if (n == 0) return LTD_OK; /* ps->keys may still be NULL */
+    json_key *k = ps->keys + first;
     if (n <= KEYS_BY_PAIRS) {
         for (size_t a = 1; a < n; a++)
             for (size_t b = 0; b < a; b++)
