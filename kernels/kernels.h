@@ -319,7 +319,7 @@ struct kern_ops {
     /* Memory.  alloc: 256-byte aligned, contents undefined; LTD_NO_MEMORY with the size in the log. */
     ltd_status (*alloc)(kern_backend *b, size_t bytes, void **out);
     void (*free)(kern_backend *b, void *p);
-    ltd_status (*upload)(const kern_ctx *ctx, void *dst, const void *src, size_t bytes);   /* host to device, ordered on the stream */
+    ltd_status (*upload)(const kern_ctx *ctx, void *dst, const void *src, size_t bytes);   /* host to device, ordered on the stream; src may change once it returns */
     ltd_status (*download)(const kern_ctx *ctx, void *dst, const void *src, size_t bytes); /* device to host; valid after sync */
     ltd_status (*fill_zero)(const kern_ctx *ctx, void *dst, size_t bytes);
     ltd_status (*sync)(const kern_ctx *ctx);

@@ -59,7 +59,7 @@ typedef struct fwd {
     int64_t qkv_stride;        /* elements of a qkv row */
     void *arena;
     fwd_buffers b;
-    int32_t *host_scratch;     /* host i32 [3][R] for index lists, alive until the step is done */
+    int32_t *host_scratch;     /* host i32 [3][R]: two index lists and the lengths, alive during the step */
     kern_sample_params *host_params;
     float *capture;            /* tests: host f32 [max_samples][vocab], receives each step's logits before sampling; NULL = no */
     /* of the step that runs */

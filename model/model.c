@@ -184,6 +184,9 @@ static ltd_status size_pool(model *m, const model_limits *l, int32_t *n_slots, l
                      .useful_slots = (int64_t)l->n_req_rows * m->info.context_length};
     ltd_status st = pool_size_slots(&s, 2, n_slots, err);
     if (st != LTD_OK) return st;
+    if (*n_slots < l->max_slots)
+        log_warn("mempool", "max_total_tokens=%lld slots=%d: no more fit, or could be used",
+                 (long long)l->max_slots, *n_slots);
     ltd_buf table = {0};
     pool_sizing_print(&s, *n_slots, &table);
     for (char *line = table.data, *next; line && *line; line = next) {

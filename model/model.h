@@ -22,7 +22,7 @@ typedef struct model_info {
     char device[128];                 /* kern_backend's description */
     char dtype[16], cache_dtype[16], cache_kind[8]; /* "float32", "bfloat16"; "mla", "mha" */
     int32_t vocab_size;
-    int32_t context_length;           /* in force: the least of --context-length and max_position_embeddings */
+    int32_t context_length;           /* in force: --context-length, else max_position_embeddings */
     int32_t n_layers, n_heads, hidden_size;
     int64_t n_parameters;
     size_t weight_bytes;

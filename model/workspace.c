@@ -120,8 +120,7 @@ ltd_status fwd_buffers_create(fwd *f, ltd_err *err)
                         (double)bytes / (1 << 20));
     char *at = f->arena;
     walk(f, &f->b, carve, &at);
-    f->host_scratch =
-        ltd_calloc(3 * (size_t)f->limits.max_rows + (size_t)f->limits.max_samples * 2, sizeof(int32_t));
+    f->host_scratch = ltd_calloc(3 * (size_t)f->limits.max_rows, sizeof(int32_t));
     f->host_params = ltd_calloc((size_t)f->limits.max_samples, sizeof(kern_sample_params));
     return f->ctx->ops->fill_zero(f->ctx, f->b.last_token, 4 * (size_t)f->limits.n_req_rows);
 }

@@ -69,7 +69,8 @@ typedef enum sched_event_kind {
 } sched_event_kind;
 
 /* What the engine tells the server.  Text is whole UTF-8 characters, with nothing that a stop rule may still take back; a token is listed
- * with the text that completes it (tokens inside a held tail come later, those of a cut stop string never). */
+ * with the text that completes it (tokens inside a held tail come later, those of a cut stop string and the one that ended it never), and only
+ * where log-probabilities were asked for. */
 typedef struct sched_event {
     sched_event_kind kind;
     uint64_t group;
